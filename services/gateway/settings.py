@@ -9,7 +9,7 @@ from msgspec import Meta
 from loadgen.errors import SloError
 from loadgen.report.slo import parse_slos
 from shared.errors import ConfigError
-from shared.protocol.api_keys import ApiKeyRecord, hash_api_key, key_hint
+from shared.protocol.access.api_keys import ApiKeyRecord, hash_api_key, key_hint
 from shared.settings.setting import LIST, SECRET, SEPARATOR, LogLevel, NatsUrl, choices
 
 MIN_KEY_LENGTH = 32  # of a key that an operator chose

@@ -25,7 +25,10 @@ class Commands(CommandGroup):
         "undrain": ("Let a drained executor take requests again.", f"{HERE}.drain:undrain"),
         "role": ("Say of which pool an executor is: strict, relaxed or mixed.", f"{HERE}.role:role"),
         "chat": ("Chat with the model; the answer is streamed.", f"{HERE}.chat:chat"),
-        "batch": ("Submit a file of offline requests, watch it, fetch its results.", f"{HERE}.batch:batch_app"),
+        "batch": (
+            "Submit a file of offline requests, watch it, fetch its results.",
+            "services.local.batches.cli:batch_app",
+        ),
         "service": ("Write a systemd unit that runs a stack.", f"{HERE}.service:service_app"),
         "key": (
             "Make, change, list and revoke the API keys that clients need; what they use.",

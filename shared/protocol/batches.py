@@ -5,7 +5,7 @@ from typing import Literal, Self
 import msgspec
 
 from shared.bounds import Weight
-from shared.protocol.key_usage import KeyUsage
+from shared.protocol.access.key_usage import KeyUsage
 
 BatchStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.protocol.api_keys import ApiKeyRecord
-from shared.protocol.key_usage import KeyUsage, UsagePlace, day_of, left_of_day_s, left_of_month_s, month_of
+from shared.protocol.access.api_keys import ApiKeyRecord
+from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of, left_of_day_s, left_of_month_s, month_of
 
 NONE = KeyUsage()
 

@@ -9,7 +9,7 @@ from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.protocol import subjects
-from shared.protocol.key_usage import KeyUsage, UsagePlace, day_of, month_of
+from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of, month_of
 from shared.watch.key_totals import KeyTotals
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from services.local.stack.keys import Keys
 from services.local.stack.processes.process import Command
 from shared.cancellation import check_cancelled
 from shared.errors import SlackwaterError
-from shared.protocol.api_keys import KeyTerms
+from shared.protocol.access.api_keys import KeyTerms
 from shared.scheduling.placement.role import Role
 
 POLL_S = 0.5

@@ -16,7 +16,7 @@ from shared.bus import Bus, Entry
 from shared.clock import Clock
 from shared.errors import ConfigError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.api_keys import ApiKeyRecord, Permission, hash_api_key, shown_time
+from shared.protocol.access.api_keys import ApiKeyRecord, Permission, hash_api_key, shown_time
 
 logger = logging.getLogger(__name__)
 

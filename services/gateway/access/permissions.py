@@ -1,6 +1,6 @@
 """Which permission of an API key each path of the gateway needs."""
 
-from shared.protocol.api_keys import Permission
+from shared.protocol.access.api_keys import Permission
 
 # A path needs the permission whose prefix it has; all else that is not free needs the one for admins.
 PREFIXES: dict[Permission, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from services.gateway.access.spending import Account
 from services.gateway.http.errors import Refusal
-from shared.protocol.key_usage import KeyUsage
+from shared.protocol.access.key_usage import KeyUsage
 
 
 class TokenBucket:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from services.gateway.http.errors import Refusal
 from shared.clock import Clock
-from shared.protocol.api_keys import ApiKeyRecord
-from shared.protocol.key_usage import INSUFFICIENT_QUOTA, KeyUsage, UsagePlace, day_of
+from shared.protocol.access.api_keys import ApiKeyRecord
+from shared.protocol.access.key_usage import INSUFFICIENT_QUOTA, KeyUsage, UsagePlace, day_of
 from shared.watch.usage_ledger import UsageLedger
 
 

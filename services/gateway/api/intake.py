@@ -27,8 +27,8 @@ from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import CompletionRequest, ServedModel
 from shared.openai.fields import FLEX
 from shared.openai.responses.answers import ResponseEvents
-from shared.protocol.api_keys import ApiKeyRecord
-from shared.protocol.key_usage import KEY_CLIENT
+from shared.protocol.access.api_keys import ApiKeyRecord
+from shared.protocol.access.key_usage import KEY_CLIENT
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 

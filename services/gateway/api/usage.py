@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from services.gateway.api.context import Context, context_of
 from services.gateway.http.operation import JsonResponse, answers, json_of
 from shared.openai.errors import RequestError
-from shared.protocol.key_usage import KeyUsage, UsagePlace, day_of
+from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of
 
 PATH = "/v1/organization/usage/completions"
 DAY_S = 24 * 3600

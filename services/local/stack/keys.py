@@ -19,8 +19,8 @@ from shared.bus import Bucket, Bus
 from shared.errors import ConfigError, ConflictError, NotFoundOnBusError, StackError
 from shared.openai.objects import is_well_formed
 from shared.protocol import subjects
-from shared.protocol.api_keys import ApiKeyRecord, KeyTerms, hash_api_key, key_hint, new_api_key
-from shared.protocol.key_usage import KeyUsage, UsagePlace
+from shared.protocol.access.api_keys import ApiKeyRecord, KeyTerms, hash_api_key, key_hint, new_api_key
+from shared.protocol.access.key_usage import KeyUsage, UsagePlace
 from shared.watch.usage_ledger import stored_usages
 
 CONNECT_S = 5.0  # a server of its own has just started

@@ -17,8 +17,8 @@ from shared.cancellation import wait_set
 from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
+from shared.protocol.access.key_usage import day_of
 from shared.protocol.batches import BatchRecord
-from shared.protocol.key_usage import day_of
 from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.protocol.sampling import ENDS_WELL, FinishReason
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from shared.protocol.access.key_usage import KeyUsage, key_name_of
 from shared.protocol.batches import OPEN_STATUSES, BatchRecord, LineError, LineErrors, RequestCounts, Usage
-from shared.protocol.key_usage import KeyUsage, key_name_of
 
 Change = Callable[[BatchRecord], BatchRecord]
 

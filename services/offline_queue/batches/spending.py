@@ -8,9 +8,9 @@ from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.protocol import subjects
-from shared.protocol.api_keys import ApiKeyRecord
+from shared.protocol.access.api_keys import ApiKeyRecord
+from shared.protocol.access.key_usage import UsagePlace, day_of, key_name_of
 from shared.protocol.batches import BatchRecord
-from shared.protocol.key_usage import UsagePlace, day_of, key_name_of
 from shared.watch.key_totals import SpentBudget
 from shared.watch.usage_ledger import UsageLedger
 

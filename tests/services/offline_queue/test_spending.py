@@ -6,9 +6,9 @@ import pytest
 
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.api_keys import ApiKeyRecord
+from shared.protocol.access.api_keys import ApiKeyRecord
+from shared.protocol.access.key_usage import KeyUsage, day_of
 from shared.protocol.batches import BatchRecord
-from shared.protocol.key_usage import KeyUsage, day_of
 from shared.watch.usage_ledger import stored_usages
 from tests.services.offline_queue.batch_desk import Desk, ManualClock, chat_line
 

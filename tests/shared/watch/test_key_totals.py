@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.protocol.api_keys import ApiKeyRecord
-from shared.protocol.key_usage import KeyUsage, UsagePlace, day_of, key_name_of, left_of_day_s, left_of_month_s
+from shared.protocol.access.api_keys import ApiKeyRecord
+from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of, key_name_of, left_of_day_s, left_of_month_s
 from shared.watch.key_totals import KeyTotals
 
 NOON = datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()

@@ -9,7 +9,7 @@ import pytest
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.protocol import subjects
-from shared.protocol.key_usage import KeyUsage, UsagePlace, day_of
+from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of
 from shared.watch import usage_ledger
 from shared.watch.usage_ledger import UsageLedger
 

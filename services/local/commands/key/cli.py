@@ -17,7 +17,7 @@ from services.local.commands.output import stdout_console
 from services.local.commands.parameters import BusOptions, JsonOption, show
 from services.local.stack.keys import Keys, open_keys
 from shared.json_text import json_text
-from shared.protocol.api_keys import ApiKeyRecord, KeyTerms, shown_time
+from shared.protocol.access.api_keys import ApiKeyRecord, KeyTerms, shown_time
 from shared.settings.command_options import with_option_groups
 
 Answer = TypeVar("Answer")

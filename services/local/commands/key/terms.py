@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from services.local.commands.key.expiry import parse_expiry
-from shared.protocol.api_keys import PERMISSIONS
+from shared.protocol.access.api_keys import PERMISSIONS
 
 NEVER, ALL = "never", "all"
 

@@ -9,8 +9,8 @@ import msgspec
 from rich.table import Table
 
 from services.local.commands.output import stdout_console
-from shared.protocol.api_keys import ApiKeyRecord
-from shared.protocol.key_usage import KeyUsage, UsagePlace, day_of, month_of
+from shared.protocol.access.api_keys import ApiKeyRecord
+from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of, month_of
 from shared.watch.key_totals import KeyTotals
 
 DAY_S = 24 * 3600.0

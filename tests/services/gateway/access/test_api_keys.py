@@ -15,7 +15,7 @@ from services.local.stack.keys import open_keys
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
-from shared.protocol.api_keys import KeyTerms, hash_api_key, new_api_key
+from shared.protocol.access.api_keys import KeyTerms, hash_api_key, new_api_key
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 CLOCK = SystemClock()

@@ -12,7 +12,7 @@ from services.gateway.api.intake import client_id_of
 from services.local.stack.keys import open_keys
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.api_keys import ApiKeyRecord, KeyTerms, hash_api_key
+from shared.protocol.access.api_keys import ApiKeyRecord, KeyTerms, hash_api_key
 from shared.protocol.executors import ExecutorInfo
 from shared.scheduling.strategy import Strategy
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until

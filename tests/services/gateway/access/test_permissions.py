@@ -16,8 +16,8 @@ import pytest
 from services.gateway.access.permissions import FREE, PREFIXES, needed_permission
 from services.gateway.api.app import make_routes
 from services.local.stack.keys import open_keys
-from shared.protocol.api_keys import PERMISSIONS, KeyTerms
-from shared.protocol.key_usage import KeyUsage, day_of
+from shared.protocol.access.api_keys import PERMISSIONS, KeyTerms
+from shared.protocol.access.key_usage import KeyUsage, day_of
 from tests.services.gateway.access.test_api_keys import key_command
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from services.gateway.access.rate_limits import RateLimits, TokenBucket, duration
 from services.gateway.http.errors import Refusal
 from services.local.stack.keys import open_keys
-from shared.protocol.api_keys import KeyTerms
+from shared.protocol.access.api_keys import KeyTerms
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 

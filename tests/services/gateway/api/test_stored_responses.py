@@ -24,13 +24,19 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
         yield made
 
 
+def restart(rig: GatewayRig, *options: str) -> None:
+    """The gateway, with these."""
+    rig.stop("gateway")
+    rig.start_gateway(*options)
+    rig.wait_ready()
+
+
 def test_a_response_is_there_again_as_it_was_answered(rig: GatewayRig) -> None:
     whole = rig.openai.responses.create(input="Hello", instructions="Be brief.", **OPTIONS)
     assert rig.http.get(f"/v1/responses/{whole.id}").json()["store"] is True
     assert rig.openai.responses.retrieve(whole.id) == whole
-    with rig.openai.responses.stream(input="Hello", **OPTIONS) as stream:
-        list(stream)
-        streamed = stream.get_final_response()
+    *_, last = rig.openai.responses.create(input="Hello", stream=True, **OPTIONS)
+    streamed = last.response
     found = rig.openai.responses.retrieve(streamed.id)
     assert (found.output_text, found.status, found.completed_at) == (
         streamed.output_text,
@@ -89,18 +95,14 @@ def test_what_is_not_to_be_stored_is_not(rig: GatewayRig) -> None:
 
 def test_it_outlives_the_gateway_and_nats_server(rig: GatewayRig) -> None:
     made = rig.openai.responses.create(input="Hello", **OPTIONS)
-    rig.stop("gateway")
-    rig.start_gateway()
-    rig.wait_ready()
+    restart(rig)
     assert rig.openai.responses.retrieve(made.id) == made
 
 
 def test_where_keys_are_on_a_response_is_its_keys_own(rig: GatewayRig) -> None:
     commands = (["key", "create", name, "--json", "--nats", rig.nats_url] for name in ("alice", "bob"))
     secrets = [json.loads(CliRunner().invoke(app, command).stdout)["key"] for command in commands]
-    rig.stop("gateway")
-    rig.start_gateway("--require-keys", "always")
-    rig.wait_ready()
+    restart(rig, "--require-keys", "always")
     alice, bob = (openai.OpenAI(base_url=f"{rig.url}/v1", api_key=secret, max_retries=0) for secret in secrets)
     with alice, bob:
         made = alice.responses.create(input="Hello", **OPTIONS)
@@ -114,9 +116,9 @@ def test_where_keys_are_on_a_response_is_its_keys_own(rig: GatewayRig) -> None:
 
 
 def test_a_response_is_forgotten_at_the_end_of_its_life_also_an_older_one(rig: GatewayRig) -> None:
+    restart(rig)
     older = rig.openai.responses.create(input="Hello", **OPTIONS)
-    rig.stop("gateway")
-    rig.start_gateway("--response-days", str(2 / 86400))
+    restart(rig, "--response-days", str(2 / 86400))
     rig.wait_ready()
     made = rig.openai.responses.create(input="Hello", **OPTIONS)
     for id in (older.id, made.id):
@@ -124,9 +126,7 @@ def test_a_response_is_forgotten_at_the_end_of_its_life_also_an_older_one(rig: G
 
 
 def test_where_none_is_stored_what_needs_one_is_refused(rig: GatewayRig) -> None:
-    rig.stop("gateway")
-    rig.start_gateway("--response-days", "0")
-    rig.wait_ready()
+    restart(rig, "--response-days", "0")
     made = rig.openai.responses.create(input="Hello", **OPTIONS)
     assert made.to_dict()["store"] is False
     with pytest.raises(openai.BadRequestError, match="not stored") as refused:

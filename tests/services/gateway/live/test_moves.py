@@ -15,16 +15,15 @@ from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_tracker import MAX_MISSED
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
 from shared.protocol.online import OnlineServed
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.placement.role import Role
-from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, load, peer
+from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, load, metrics, peer
 
-__all__ = ["front", "peer"]
+__all__ = ["front", "metrics", "peer"]
 
 
 @pytest.fixture
@@ -401,9 +400,8 @@ FLEX_GATEWAY = "gateway-flex"
 
 
 @pytest.fixture
-async def flex(bus: Bus, front: Front) -> AsyncIterator[FlexFront]:
-    telemetry = Telemetry("test")
-    tracker = FlexTracker(bus, front.registry, FLEX_GATEWAY, SystemClock(), GenerationMetrics(telemetry.meter))
+async def flex(bus: Bus, front: Front, metrics: GenerationMetrics) -> AsyncIterator[FlexFront]:
+    tracker = FlexTracker(bus, front.registry, FLEX_GATEWAY, SystemClock(), metrics)
     made = FlexFront(tracker, asyncio.Queue(), asyncio.Queue())
 
     async def answer(message: FlexMessage) -> FlexAnswer:
@@ -418,7 +416,6 @@ async def flex(bus: Bus, front: Front) -> AsyncIterator[FlexFront]:
     yield made
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    telemetry.close()
 
 
 @pytest.mark.parametrize("num_told", [0, 1])

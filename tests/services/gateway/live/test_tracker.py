@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,10 +152,16 @@ class Front:
 
 
 @pytest.fixture
-async def front(bus: Bus) -> AsyncIterator[Front]:
+def metrics() -> Iterator[GenerationMetrics]:
+    telemetry = Telemetry("test")
+    yield GenerationMetrics(telemetry.meter, VllmRequests(telemetry.registry, "m", 100), KeyTally())
+    telemetry.close()
+
+
+@pytest.fixture
+async def front(bus: Bus, metrics: GenerationMetrics) -> AsyncIterator[Front]:
     registry, tuning = ExecutorRegistry(bus, "m"), Tuning(bus, lambda: None)
-    router, telemetry = Router(registry, tuning), Telemetry("test")
-    metrics = GenerationMetrics(telemetry.meter, VllmRequests(telemetry.registry, "m", 100), KeyTally())
+    router = Router(registry, tuning)
     tracker = OnlineTracker(bus, router, GATEWAY, SystemClock(), metrics)
     await registry.start()
     await tracker.start()
@@ -164,7 +170,6 @@ async def front(bus: Bus) -> AsyncIterator[Front]:
         yield Front(registry, router, tracker)
         for task in running:
             task.cancel()
-    telemetry.close()
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ TOO_LONG = "word " * 9000  # for the model's context
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
     with GatewayRig(tmp_path_factory.mktemp("stack")) as made:
-        made.start_offline_queue()
-        made.start_executor("executor-0", "--sim-time-scale", "0.1")
+        made.start_offline_queue("--preset", "sarathi++")
+        made.start_executor("executor-0", "--preset", "sarathi++", "--sim-time-scale", "0.1")
         made.start_gateway()
         made.wait_ready()
         yield made

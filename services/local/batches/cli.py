@@ -1,4 +1,4 @@
-"""``slackwater batch``: its commands about batches that are there; the others are in services/local/batches."""
+"""``slackwater batch``: list, get, cancel and delete; the commands that run one are in ``commands``."""
 
 from typing import Annotated
 
