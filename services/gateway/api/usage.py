@@ -55,14 +55,14 @@ class UsagePage(msgspec.Struct, frozen=True):
 @router.get(PATH, **answers(json_of(UsagePage)))
 async def key_usage(
     request: Request,
-    start_time: int,
-    end_time: int | None = None,
+    start_time: Annotated[int, Query(ge=0)],
+    end_time: Annotated[int | None, Query(ge=0)] = None,
     bucket_width: Literal["1d"] = "1d",
     api_key_ids: Annotated[list[str] | None, Query()] = None,
     group_by: Annotated[list[str] | None, Query()] = None,
     batch: bool | None = None,
     limit: Annotated[int, Query(ge=1, le=31)] = 7,
-    page: str | None = None,
+    page: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
     """What API keys have used, by day. Lists may be written as name=a&name=b or name[]=a&name[]=b."""
     context = context_of(request)
@@ -92,9 +92,9 @@ def _start_of(page: str | None) -> int | None:
     return int(number)
 
 
-def _days(start_s: int, end_s: int) -> list[int]:
-    """The starts of all days that have a part in it."""
-    return list(range(start_s // DAY_S * DAY_S, end_s, DAY_S))
+def _days(start_s: int, end_s: int) -> range:
+    """The starts of all days that have a part in it, however many."""
+    return range(start_s // DAY_S * DAY_S, end_s, DAY_S)
 
 
 def _is_asked_for(place: UsagePlace, names: list[str], batch: bool | None) -> bool:

@@ -40,7 +40,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
         rig.start_gateway()
         for start in (rig.start_offline_queue, rig.start_predictor):
             start()
-        rig.start_profiler(*(word for slo in SLOS for word in ("--slo", slo)))
+        rig.start_profiler("--slo", ",".join(SLOS))
         rig.start_executor("executor-0", "--budget-ms", "40")
         rig.wait_ready()
         for _ in range(3):
