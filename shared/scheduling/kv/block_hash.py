@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import chain
+from struct import Struct
 
 from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens
 
 HASH_BYTES = 16
 SHARED_TOPS = 9  # scores with so many most probable tokens or more take too much memory to be kept
+_EACH = Struct(f"{HASH_BYTES}s")
 _SCORED = b"scored"
 _BLANK = blake2b(digest_size=HASH_BYTES)  # copied for each hash: three times as fast as a new one
 
@@ -62,5 +65,6 @@ def prompt_chain(
 
 
 def split_hashes(packed: bytes) -> list[bytes]:
-    """Of hashes that stand one behind the other."""
-    return [packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)]
+    """Of hashes that stand one behind the other; a part of one at the end is left out."""
+    whole = packed[: len(packed) - len(packed) % HASH_BYTES]
+    return list(chain.from_iterable(_EACH.iter_unpack(whole)))

@@ -119,16 +119,19 @@ class BlockPool(KVPool):
     def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
         table = self._tables[request_id]
         num_full = min(num_computed_tokens // self.block_size, len(hashes))
-        if num_full == len(table.hashes):
+        num_before = len(table.hashes)
+        if num_full == num_before:
             return
-        for index in range(len(table.hashes), num_full):
-            key = hashes[index]
-            table.hashes.append(key)
-            block = self._blocks[table.blocks[index]]
-            if key not in self._by_hash and block.hash is None:
+        by_hash, blocks, found = self._by_hash, self._blocks, list[bytes]()
+        keys = hashes[num_before:num_full]
+        table.hashes += keys
+        for key, block_id in zip(keys, table.blocks[num_before:num_full], strict=True):
+            block = blocks[block_id]
+            if key not in by_hash and block.hash is None:
                 block.hash = key
-                self._by_hash[key] = table.blocks[index]
-                self._cache_log.note(key, None, True)
+                by_hash[key] = block_id
+                found.append(key)
+        self._cache_log.note(found, None, True)
 
     def withdraw(self, request_id: str, num_computed_tokens: int) -> None:
         table = self._tables.get(request_id)
@@ -140,7 +143,7 @@ class BlockPool(KVPool):
             if block.hash is not None:
                 block.hash = None
                 del self._by_hash[key]
-                self._cache_log.note(key, True, None)
+                self._cache_log.note((key,), True, None)
         del table.hashes[num_full:]
 
     def free(self, request_id: str) -> None:
@@ -148,10 +151,11 @@ class BlockPool(KVPool):
         if table is None:
             return
         blocks, kind, other_kind = self._blocks, table.kind, 1 - table.kind
-        num_freed = 0
+        empty, cache = self._free.empty, self._free.cache
+        num_freed, cached = 0, list[bytes]()
         for block_id in reversed(table.blocks):
             block = blocks[block_id]
-            refs = block.refs
+            refs, key = block.refs, block.hash
             if refs[kind] > 1 or refs[other_kind]:
                 self._count(refs, -1)
                 refs[kind] -= 1
@@ -159,11 +163,12 @@ class BlockPool(KVPool):
                 continue
             refs[kind] = 0
             num_freed += 1
-            if block.hash is None:
-                self._free.empty(block_id)
+            if key is None:
+                empty(block_id)
             else:
-                self._free.cache(block_id, block.hash, block.kind, block.num_hits)
-                self._cache_log.note(block.hash, True, False)
+                cache(block_id, key, block.kind, block.num_hits)
+                cached.append(key)
+        self._cache_log.note(cached, True, False)
         self._num_free += num_freed
         if kind is OFFLINE:
             self._num_offline_only -= num_freed
@@ -173,20 +178,19 @@ class BlockPool(KVPool):
 
     def _take(self, kind: Kind, count: int) -> list[int]:
         """So many free blocks; what could still be found in them is lost."""
-        blocks, by_hash, take, note = self._blocks, self._by_hash, self._free.take, self._cache_log.note
-        taken = []
-        for _ in range(count):
-            block_id = take()
+        blocks, by_hash, gone = self._blocks, self._by_hash, list[bytes]()
+        taken = self._free.take(count)
+        for block_id in taken:
             block = blocks[block_id]
             key = block.hash
             if key is not None:
                 del by_hash[key]
-                note(key, False, None)
+                gone.append(key)
                 block.hash = None
             block.kind = kind
             block.num_hits = 0
             block.refs[kind] = 1
-            taken.append(block_id)
+        self._cache_log.note(gone, False, None)
         self._num_free -= count
         return taken
 
@@ -197,7 +201,7 @@ class BlockPool(KVPool):
             assert block.hash is not None
             self._free.hold(block_id)
             self._num_free -= 1
-            self._cache_log.note(block.hash, False, True)
+            self._cache_log.note((block.hash,), False, True)
         if kind is ONLINE:
             block.kind = kind
         self._count(refs, -1)

@@ -15,24 +15,24 @@ class CacheLog:
         self._version = 0
         self._changes: tuple[dict[bytes, _Change], ...] = tuple({} for _ in range(num_maps))
 
-    def note(self, key: bytes, before: bool | None, after: bool | None, index: int = 0) -> None:
-        """A block was and is held (True), free (False), or not to be found (None)."""
-        changes = self._changes[index]
-        change = changes.get(key)
-        if change is None:
-            if before is not after:
-                changes[key] = before, after
-        elif change[0] is after:
-            del changes[key]
-        else:
-            changes[key] = change[0], after
+    def note(self, keys: Iterable[bytes], before: bool | None, after: bool | None, index: int = 0) -> None:
+        """These blocks were held (True), free (False), or not to be found (None), and are another of that now."""
+        changes, first = self._changes[index], (before, after)
+        for key in keys:
+            change = changes.get(key)
+            if change is None:
+                changes[key] = first
+            elif change[0] is after:
+                del changes[key]
+            else:
+                changes[key] = change[0], after
 
     def take(self) -> CacheChanges:
         """Since the last call. A version is counted only where there are any."""
         if not any(self._changes):
             return CacheChanges(self._version)
         self._version += 1
-        blocks = tuple(_packed((key, after) for key, (_, after) in changes.items()) for changes in self._changes)
+        blocks = tuple(map(_packed, self._changes))
         for changes in self._changes:
             changes.clear()
         return CacheChanges(self._version, False, blocks)
@@ -43,14 +43,14 @@ class CacheLog:
         blocks = []
         for now, changes in zip(held, self._changes, strict=True):
             then = {**now, **{key: told for key, (told, _) in changes.items()}}
-            blocks.append(_packed((key, is_held) for key, is_held in then.items() if is_held is not None))
+            blocks.append(_packed({key: (None, is_held) for key, is_held in then.items() if is_held is not None}))
         return CacheChanges(self._version, True, tuple(blocks))
 
 
-def _packed(states: Iterable[tuple[bytes, bool | None]]) -> BlockChanges:
+def _packed(changes: Mapping[bytes, _Change]) -> BlockChanges:
     held: list[bytes] = []
     free: list[bytes] = []
     gone: list[bytes] = []
-    for key, is_held in states:
+    for key, (_, is_held) in changes.items():
         (gone if is_held is None else held if is_held else free).append(key)
     return BlockChanges(b"".join(held), b"".join(free), b"".join(gone))

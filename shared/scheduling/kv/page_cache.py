@@ -64,7 +64,7 @@ class PageCache:
 
     def _note(self, page: Page, key: bytes, is_held: bool | None) -> None:
         if page.is_held is not is_held:
-            self._log.note(key, page.is_held, is_held, page.kind)
+            self._log.note((key,), page.is_held, is_held, page.kind)
             page.is_held = is_held
 
     def check_integrity(self) -> None:

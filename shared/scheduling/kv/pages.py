@@ -174,7 +174,7 @@ class PageStore:
 
     def take_free(self) -> int:
         """Take the next free block; there is one."""
-        block_id = self._free.take()
+        (block_id,) = self._free.take(1)
         self._clear(block_id)
         return block_id
 
