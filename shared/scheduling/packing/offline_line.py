@@ -1,7 +1,8 @@
 """Who may enter a step next of the offline requests that wait."""
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
+from typing import TypeAlias
 
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
@@ -10,6 +11,8 @@ from shared.scheduling.packing.worth import Worth
 from shared.scheduling.request import OFFLINE, Request
 
 MAX_ENTRANTS = 8  # requests of the pool that a step looks at
+
+_Next: TypeAlias = tuple[Request, bool]  # and whether those behind it may pass it where it lacks blocks
 
 
 class OfflineLine:
@@ -35,9 +38,8 @@ class OfflineLine:
         self._worth = worth
         self._state = state
         self._reserve_blocks = reserve_blocks
-        self._line = self._requests(paused, offline_queue)
-        self._next: Request | None = None
-        self._may_be_passed = False
+        self._line = _in_line(builder, state, paused, offline_queue)
+        self._next: _Next | None = None
         self._is_closed = False
 
     def close(self) -> None:
@@ -50,11 +52,12 @@ class OfflineLine:
         num_left = self._reserve_blocks + self._state.num_blocks_to_leave(self._builder)
         if num_left > self._builder.num_blocks_left:
             self.close()
-        while (request := self._peek()) is not None:
+        while (following := self._peek()) is not None:
+            request, may_be_passed = following
             fits = self._builder.fits_whole(request, num_left)
             if fits and (not may_wait or self._worth.pays(request)):
                 return self._add(request)
-            if not (fits or self._may_be_passed):
+            if not (fits or may_be_passed):
                 self.close()
             self._next = None
         return False
@@ -68,21 +71,26 @@ class OfflineLine:
         self._next = None
         return True
 
-    def _peek(self) -> Request | None:
+    def _peek(self) -> _Next | None:
         if self._is_closed:
             return None
         if self._next is None:
             self._next = next(self._line, None)
         return self._next
 
-    def _requests(self, paused: Sequence[Request], offline_queue: OfflineQueue) -> Iterator[Request]:
-        """Read lazily, so that the queue sees what those before it have left."""
-        yield from paused
-        yield from self._state.table.waiting(OFFLINE).values()
-        queue = offline_queue(self._state.view(self._builder))
-        yield from islice(queue, 1)
-        self._may_be_passed = True
-        yield from sorted(islice(queue, MAX_ENTRANTS - 1), key=self._uncached_share)
 
-    def _uncached_share(self, request: Request) -> float:
-        return 1.0 - self._builder.num_computed(request) / request.num_tokens
+def _in_line(
+    builder: BatchBuilder, state: StepState, paused: Sequence[Request], offline_queue: OfflineQueue
+) -> Iterator[_Next]:
+    """Read lazily, so that the queue sees what those before it have left."""
+
+    def uncached_share(request: Request) -> float:
+        return 1.0 - builder.num_computed(request) / request.num_tokens
+
+    for request in chain(paused, state.table.waiting(OFFLINE).values()):
+        yield request, False
+    queue = offline_queue(state.view(builder))
+    for request in islice(queue, 1):
+        yield request, False
+    for request in sorted(islice(queue, MAX_ENTRANTS - 1), key=uncached_share):
+        yield request, True
