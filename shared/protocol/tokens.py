@@ -17,8 +17,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What one request gained in one step."""
+class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one request gained in one step, which has hundreds."""
 
     request_id: str
     token_ids: list[int]

@@ -68,7 +68,7 @@ class Foresight:
 
     def _lets_offline_in(self, plan: StepPlan) -> bool:
         waiting = self._table.waiting(OFFLINE)
-        return any(entry.request_id in waiting for entry in plan.entries)
+        return bool(waiting) and any(entry.request_id in waiting for entry in plan.entries)
 
     def _is_within_budget(self, plan: StepPlan, policy: Policy, model: LatencyModel, pace: Pace) -> bool:
         """Its entries are as they were, and those of offline requests may run beside the others."""

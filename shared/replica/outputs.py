@@ -26,10 +26,12 @@ def token_output(sequence: LiveSequence) -> TokenOutput:
     return TokenOutput(
         sequence.request.request_id,
         token_ids,
-        num_cached_tokens=sequence.num_cached_tokens,
-        num_output_tokens=len(sequence.token_ids) - sequence.num_prompt_tokens,
-        logprobs=logprobs,
-        prompt_scores=sequence.take_prompt_scores(),
+        None,
+        sequence.num_cached_tokens,
+        "",
+        len(sequence.token_ids) - sequence.num_prompt_tokens,
+        logprobs,
+        None if sequence.scoring is None else sequence.take_prompt_scores(),
     )
 
 

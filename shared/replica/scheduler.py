@@ -214,7 +214,7 @@ class Scheduler:
         if self._taken:
             self._await_taken({*held, *(each.request_id for each in message.ended)})
         coming = dict.fromkeys([*self._pipeline.entering, *self._mirror.late, *self._taken])
-        for request_id in held:
+        for request_id in held if coming else ():
             coming.pop(request_id, None)
         unwanted = self._pool.settle(self.info.executor_id, [*held, *coming], ended, with_error)
         if unwanted:

@@ -137,8 +137,8 @@ class RequestTable:
                     preempted.append(request)
             self._waiting[kind][key] = request
         self._places.update(zip(chain(*self._running), self._starts, strict=False))
-        for request_id in self._running[ONLINE] if waiting else ():
-            waiting.pop(request_id, None)
+        for request_id in [each for each in running_online if each in waiting] if waiting else ():
+            del waiting[request_id]
         for request in reversed(preempted):
             waiting.move_to_end(request.request_id, last=False)
         self._restore_order(counters)

@@ -80,9 +80,10 @@ class BurstReserve:
     def observe(self, now_s: float, num_online_blocks: int) -> None:
         if self._since_s is None:
             self._since_s, self._index = now_s, int(now_s // self._bucket_s)
-        self._pass_time(self._since_s, now_s)
-        self._most_blocks = None
-        self._since_s, self._num_online_blocks = max(self._since_s, now_s), num_online_blocks
+        if now_s > self._since_s:
+            self._pass_time(self._since_s, now_s)
+            self._since_s, self._most_blocks = now_s, None
+        self._num_online_blocks = num_online_blocks
 
     def num_blocks(self, num_online_blocks: int) -> int:
         """Rounded up."""
