@@ -9,7 +9,8 @@ from shared.scheduling.request import ONLINE, Kind
 
 MIN_PLACES = 64  # below which places that do not hold any more are not worth clearing
 
-_Place: TypeAlias = tuple[int, int, int]  # priority, turn in which it was let go of, block id: the least goes first
+_Place: TypeAlias = tuple[int, int, int, bytes, Kind]
+"""Of a block: priority, turn in which it was let go of, block id, contents and their kind. The least goes first."""
 
 
 class TaskAware(Eviction):
@@ -25,8 +26,7 @@ class TaskAware(Eviction):
 
     def __init__(self) -> None:
         self._num_readers: dict[bytes, int] = {}  # by contents, wherever they are; 0 is left out
-        self._places: dict[int, _Place] = {}  # by block id, as are the next
-        self._contents: dict[int, tuple[bytes, Kind]] = {}
+        self._places: dict[int, _Place] = {}  # by block id
         self._block_ids: dict[bytes, int] = {}  # by contents
         self._heap: list[_Place] = []  # with some that do not hold any more
         self._turn = 0
@@ -39,7 +39,7 @@ class TaskAware(Eviction):
         return block_id in self._places
 
     def __iter__(self) -> Iterator[int]:
-        return (block_id for _, _, block_id in sorted(self._places.values()))
+        return (place[2] for place in sorted(self._places.values()))
 
     @property
     def num_wanted(self) -> int:
@@ -47,15 +47,14 @@ class TaskAware(Eviction):
 
     def let_go(self, block_id: int, key: bytes, kind: Kind, num_hits: int) -> None:
         self._turn += 1
-        self._contents[block_id] = key, kind
         self._block_ids[key] = block_id
         num_readers = self._num_readers.get(key, 0)
         self._num_wanted += num_readers > 0
-        self._put(block_id, _priority(num_readers, kind), self._turn)
+        self._put((_priority(num_readers, kind), self._turn, block_id, key, kind))
 
     def hold(self, block_id: int) -> None:
-        key, _ = self._contents.pop(block_id)
-        del self._places[block_id], self._block_ids[key]
+        key = self._places.pop(block_id)[3]
+        del self._block_ids[key]
         self._num_wanted -= key in self._num_readers
 
     def evict(self) -> int:
@@ -72,10 +71,11 @@ class TaskAware(Eviction):
         block_id = self._block_ids.get(key)
         if block_id is not None and before != num_readers:
             self._num_wanted += (num_readers > 0) - (before > 0)
-            self._put(block_id, _priority(num_readers, self._contents[block_id][1]), self._places[block_id][1])
+            _, turn, _, _, kind = self._places[block_id]
+            self._put((_priority(num_readers, kind), turn, block_id, key, kind))
 
-    def _put(self, block_id: int, priority: int, turn: int) -> None:
-        place = self._places[block_id] = priority, turn, block_id
+    def _put(self, place: _Place) -> None:
+        self._places[place[2]] = place
         size = len(self._heap)
         if size >= MIN_PLACES and size >= 2 * len(self._places):
             self._heap = list(self._places.values())
