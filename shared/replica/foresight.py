@@ -30,12 +30,19 @@ class Foresight:
         self._holds = False
         self._num_free_blocks = 0  # as the scheduler has it by now; shared blocks free less than they count
         self._due_ms = 0.0
+        self._arrived: dict[str, None] = {}  # online requests, since the scheduler was told
 
     def tell(self, due_ms: float) -> None:
         """The scheduler is told all that is held; what it plans then is to start at ``due_ms``."""
         self._holds = True
         self._num_free_blocks = self._pool.num_free
         self._due_ms = due_ms
+        self._arrived.clear()
+
+    def arrive(self, request_id: str) -> None:
+        """An online request came. It waits behind those that were there, and changes nothing where one of them stays
+        waiting."""
+        self._arrived[request_id] = None
 
     def end(self, request: Request) -> None:
         """A request reached its length limit, as was foreseen, and its blocks are thought free."""
@@ -61,10 +68,17 @@ class Foresight:
             and packing.keeps_plans
             and not (packing.uses_time and abs(now_ms - self._due_ms) > ON_TIME_MS)
             and not (plan.preempted or waits_in_memory)
+            and not (self._arrived and self._may_let_arrived_in(plan))
             and pool.num_offline_only == table.num_blocks(OFFLINE)
             and not ((has_reserve or packing.uses_time) and self._lets_offline_in(plan))
             and self._is_within_budget(plan, policy, model, pace)
         )
+
+    def _may_let_arrived_in(self, plan: StepPlan) -> bool:
+        """It leaves nobody waiting who was there before them."""
+        planned = {entry.request_id for entry in plan.entries}  # membership only
+        left = next((each for each in self._table.waiting(ONLINE) if each not in planned), None)
+        return left is None or left in self._arrived
 
     def _lets_offline_in(self, plan: StepPlan) -> bool:
         waiting = self._table.waiting(OFFLINE)
@@ -88,8 +102,9 @@ class Foresight:
 
     def _scheduled(self, plan: StepPlan) -> list[tuple[int, int]] | None:
         """The tokens of each entry, and those that are computed before them. None where one is not here, or was held
-        since, or is a part of a prompt that waits: of that it cannot be told whether as much is found as was
-        expected."""
+        since; or waits, and something of it is found, where that is a part of a prompt or somebody else has come: it
+        cannot be told whether as much was expected, to be held by others. Where nothing is found nothing was expected:
+        what could be found when the scheduler was told is evicted by the next step at the earliest."""
         table, scheduled = self._table, list[tuple[int, int]]()
         running = table.running(ONLINE), table.running(OFFLINE)
         for entry in plan.entries:
@@ -99,7 +114,7 @@ class Foresight:
             num_tokens, num_computed = entry.num_scheduled_tokens, request.num_computed_tokens
             if request.num_blocks == 0:
                 num_computed = self._cache.found(request).num_tokens
-                if num_computed + num_tokens != request.num_tokens:
+                if num_computed and (self._arrived or num_computed + num_tokens != request.num_tokens):
                     return None
             scheduled.append((num_tokens, num_computed))
         return scheduled

@@ -123,7 +123,10 @@ class Replica:
 
     def submit(self, request: GenerateRequest) -> None:
         """Take a request; a known id is ignored. One that can never run here ends at once with an error."""
-        self._foresight.err()
+        if request.kind is ONLINE:
+            self._foresight.arrive(request.request_id)
+        else:
+            self._foresight.err()
         self._admit(request)
 
     def take_in_late(self, plan: StepPlan) -> None:

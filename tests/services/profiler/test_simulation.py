@@ -279,6 +279,21 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives_beside_a_reserve(mon
     assert ours.executor.replica.totals == theirs.executor.replica.totals
 
 
+@pytest.mark.parametrize("preset", ["hygen", "echo", "round-robin"])
+@pytest.mark.parametrize("kv_blocks", [180, 400])
+def test_a_plan_that_came_true_is_what_reconciling_it_gives_where_many_wait(
+    kv_blocks: int, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others come behind them, and prompts begin with a part."""
+    budget = {"budget_ms": 40.0} if preset == "hygen" else {}
+    setup = Machine(kv_blocks=kv_blocks, max_num_batched_tokens=128).setup(Strategy.of(preset, **budget), 0)
+    ours = run_phase(setup, make_requests(6, 400))
+    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
+    theirs = run_phase(setup, make_requests(6, 400))
+    assert ours.records == theirs.records
+    assert ours.executor.replica.totals == theirs.executor.replica.totals
+
+
 @pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.5, 1.0), (0.1, 0.0, 0.0)])
 def test_a_packing_that_goes_by_the_time_has_plans_kept_for_just_that_time(
     noise: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
