@@ -44,15 +44,16 @@ class StepPublisher:
             others,
             pack_tokens(sequence.token_ids[: sequence.num_prompt_tokens]) if sequence.sampling.shows_prompt else b"",
             sequence.prompt_scores,
+            sequence.embedding,
         )
         self._results.put(result)
 
     async def tokens(self, step: int, outputs: list[AddressedOutput]) -> None:
-        """One message per gateway; offline requests have none. Outputs with scores have messages of their own: together
-        they may be more than a message holds."""
+        """One message per gateway; offline requests have none. Outputs with scores or embeddings have messages of their
+        own: together they may be more than a message holds."""
         by_gateway: dict[str, list[TokenOutput]] = {}
         for gateway_id, output in outputs:
-            if gateway_id and output.prompt_scores:
+            if gateway_id and (output.prompt_scores or output.embedding):
                 message = StepTokens(self._info.executor_id, self._info.epoch, step, [output])
                 await self._bus.publish_or_drop(subjects.tokens(gateway_id), message)
             elif gateway_id:

@@ -30,6 +30,7 @@ class OfflineResult(msgspec.Struct, frozen=True, omit_defaults=True):
     other_choices: list[ChoiceOutput] = []
     prompt_token_ids: bytes = b""  # packed, where an answer shows something of the prompt
     prompt_scores: bytes | None = None  # where they were asked for
+    embedding: bytes | None = None  # where it was asked for
 
     @property
     def choices(self) -> list[ChoiceOutput]:

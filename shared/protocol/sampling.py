@@ -24,6 +24,13 @@ class FinishReason(enum.StrEnum):
 ENDS_WELL = (FinishReason.STOP, FinishReason.LENGTH)
 
 
+class EmbeddingShape(msgspec.Struct, frozen=True, array_like=True):
+    """How a client is shown an embedding."""
+
+    is_base64: bool = False  # else a list of numbers
+    dimensions: Positive | None = None  # so many of its first ones, normalized anew; None: all
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are chosen. ``seed`` is always set (the gateway or the offline-queue draws one where absent)."""
 
@@ -46,6 +53,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: Count | None = None  # the same for the prompt's tokens from the second on: see ``prompt_scores``
     echo: bool = False  # its client is shown the prompt before the output
     lists_prompt: bool = False  # its client is shown vLLM's prompt_logprobs
+    embedding: EmbeddingShape | None = (
+        None  # of the prompt is asked for; with no token, so that it ends with its prompt
+    )
 
     @property
     def ends_at_limit(self) -> bool:

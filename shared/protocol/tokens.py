@@ -28,6 +28,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_output_tokens: Count | None = None  # of the request so far, these included: shows whether a message was lost
     logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids, where they were asked for
     prompt_scores: bytes | None = None  # of the whole prompt, with its first tokens, where they were asked for
+    embedding: bytes | None = None  # of the prompt, with its end, where it was asked for
 
 
 class StepTokens(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ class Sequence:
     fills_right: bool = False  # the KV fills its blocks from the right end: see kernels.slots
     history: TokenHistory | None = None  # where a token is to be sampled that depends on those before it
     scored_ids: Seq[int] = ()  # of the prompt, what follows the first of token_ids: each to be scored
+    needs_embedding: bool = False  # the last of token_ids is the prompt's last, and its state is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class SampledTokens:
     logprobs: dict[str, TokenLogprobs]  # of those whose sampling asks for them
     failed: dict[str, str] = field(default_factory=dict)  # of those that got no token, why
     prompt_scores: dict[str, bytes] = field(default_factory=dict)  # of those with scored_ids, a record for each
+    embeddings: dict[str, bytes] = field(default_factory=dict)  # of those that need one: see ``Engine.execute``
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class StepResult:
     failed: dict[str, str] = field(default_factory=dict)  # request id -> why; the KV of such a one is void
     is_interrupted: bool = False  # it has no outcome, or the step that it follows has none; its copies are done
     prompt_scores: dict[str, bytes] = field(default_factory=dict)  # of those with scored_ids, a record for each
+    embeddings: dict[str, bytes] = field(default_factory=dict)  # of those that need one: see ``Engine.execute``
 
     @property
     def step_ms(self) -> float:
@@ -125,6 +128,8 @@ class Engine(Protocol):
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step, once its copies are done; those that were not begun are now. Sampling is a function of (seed,
         position, tokens so far) alone, so that a request that was preempted or moved goes on with the same tokens.
+        An embedding is the hidden state of a token behind the last norm, of length 1: float32 [hidden_size],
+        little-endian.
         Tokens to come are put in their places in the batch; of a row that got none in the step before, any will do.
         Raises EngineError; the KV of every sequence in the batch is then void, and so is what the batch's copies
         wrote. Raises EngineLostError where no step can be run any more."""

@@ -47,6 +47,7 @@ def final_output(ended: Ended) -> TokenOutput:
         sequence.num_output_tokens,
         None if sequence.sampling.logprobs is None else sequence.logprobs,
         sequence.take_prompt_scores(),
+        sequence.embedding,
     )
 
 

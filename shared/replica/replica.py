@@ -38,6 +38,7 @@ from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
 
 SCORES_LOST = "the prefix cache had KV of the prompt whose scores were not kept"
+NO_EMBEDDING = "the engine gave no embedding"
 MOST_INTERRUPTED = 8  # steps in a row
 MAX_ENGINE_FAILURES = 2  # in a row, the last of them its own doing: then a request ends with an error
 COUNTED_BY_ALLOCATE = ("steps_offline", "cached_tokens", "entrant_tokens_planned", "entrant_tokens_computed")
@@ -346,7 +347,7 @@ class Replica:
                     self._suspects.clear(request.request_id)
             elif request.num_remaining_tokens == 0:
                 if sequence.sampling.max_tokens == 0:
-                    self._end_choice(sequence, FinishReason.LENGTH)
+                    self._end_prompt(sequence, result.embeddings.get(request.request_id))
                 else:
                     self._foresight.err()
         if self._slo is not None:
@@ -474,6 +475,15 @@ class Replica:
         else:
             self._end(sequence, reason)
 
+    def _end_prompt(self, sequence: LiveSequence, embedding: bytes | None) -> None:
+        """It is computed, and nothing is to be generated."""
+        sequence.embedding = embedding
+        if embedding is None and sequence.sampling.embedding is not None:
+            self._foresight.err()
+            self._end(sequence, FinishReason.ERROR, NO_EMBEDDING)
+        else:
+            self._end_choice(sequence, FinishReason.LENGTH)
+
     def _fail(self, sequence: LiveSequence, why: str, is_to_blame: bool) -> None:
         """A step gave it nothing: it is computed anew, or has failed too often."""
         sequence.num_failures += 1
@@ -562,7 +572,8 @@ class Replica:
         request = sequence.request
         end = request.num_computed_tokens + num_tokens
         needs_sample = end == request.num_tokens and sequence.sampling.max_tokens > 0
-        needs_history = needs_sample and sequence.adjusts_logits
+        needs_embedding = end == request.num_tokens and sequence.sampling.embedding is not None
+        needs_history = needs_embedding or (needs_sample and sequence.adjusts_logits)
         token_ids = sequence.token_ids[request.num_computed_tokens : end]
         if len(token_ids) < num_tokens:
             token_ids.append(TO_COME)
@@ -576,6 +587,7 @@ class Replica:
             fills_right=self.pool.fills_right(request.kind),
             history=TokenHistory(sequence.token_ids, sequence.num_prompt_tokens) if needs_history else None,
             scored_ids=() if sequence.scoring is None else sequence.scored_ids(request.num_computed_tokens, end),
+            needs_embedding=needs_embedding,
         )
 
     def _end(self, sequence: LiveSequence, reason: FinishReason, error: str = "", may_be_retried: bool = False) -> None:

@@ -37,6 +37,7 @@ class LiveSequence:
     ended_choices: list[ChoiceOutput] = field(default_factory=list)  # those before the one that is generated
     scoring: PromptScoring | None = None  # where the prompt's tokens are to be scored
     shares_scores: bool = False  # with those whose prompts begin as its own, and with nobody else
+    embedding: bytes | None = None  # of its prompt, once that is computed, where it was asked for
     _block_hashes: list[bytes] = field(default_factory=list)
 
     @classmethod

@@ -6,11 +6,14 @@ With it the whole stack runs at GPU scale on a laptop.
 from __future__ import annotations
 
 import math
+import random
+import struct
 import threading
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +28,7 @@ from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import KVRegions, KVShards, Sequence, StepBatch, StepResult, batch_shape
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.packed_prompt import pack_tokens
 from shared.simulation.copies import CopyTimeline
 from shared.simulation.stages import INTERRUPTED_AFTER, Stages
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from services.executor.engines.grammar_masks import GrammarMasks
 
 MASK = (1 << 64) - 1
+EMBEDDING_SIZE = 64  # of a model whose sizes are not known
 MAX_LOGPROBS = 32  # more than anybody asks for
 
 
@@ -100,10 +105,12 @@ class SimEngine:
         if wait_ms > 0:
             yield Pause(wait_ms / 1e3, self._closed)
         start = time.perf_counter()
-        sampled, logprobs, scores = {}, {}, {}
+        sampled, logprobs, scores, embeddings = {}, {}, {}, {}
         for sequence in batch.sequences:
             if sequence.scored_ids:
                 scores[sequence.request_id] = self._scores(sequence)
+            if sequence.needs_embedding:
+                embeddings[sequence.request_id] = self._embedding(sequence)
             if sequence.needs_sample:
                 sampled[sequence.request_id] = token_id = self._token(sequence)
                 if sequence.sampling.logprobs is not None:
@@ -116,7 +123,7 @@ class SimEngine:
             self._stages = Stages(self.spec.pipeline_depth)
             return StepResult({}, latency_ms, copy_wait_ms=copy_wait_ms, is_interrupted=True)
         self._last_step.keep(batch.step, sampled)
-        return StepResult(sampled, latency_ms, logprobs, copy_wait_ms, prompt_scores=scores)
+        return StepResult(sampled, latency_ms, logprobs, copy_wait_ms, prompt_scores=scores, embeddings=embeddings)
 
     def interrupt(self, step: int) -> None:
         """See ``Engine.interrupt``."""
@@ -195,6 +202,17 @@ class SimEngine:
             rank = 1 if token_id in self.spec.eos_token_ids else 2 + token_id
             scores.append(PromptScore(found.logprob, rank, tuple(found.top_token_ids), tuple(found.top_logprobs)))
         return pack_scores(scores)
+
+    def _embedding(self, sequence: Sequence) -> bytes:
+        """A function of the prompt's tokens alone."""
+        assert sequence.history is not None, "an embedding is that of a whole prompt"
+        digest = blake2b(pack_tokens(sequence.history.token_ids), digest_size=8).digest()
+        architecture = self.spec.architecture
+        size = EMBEDDING_SIZE if architecture is None else architecture.hidden_size
+        draws = random.Random(int.from_bytes(digest, "little"))
+        values = [draws.gauss(0.0, 1.0) for _ in range(size)]
+        length = math.hypot(*values)
+        return struct.pack(f"<{size}f", *(value / length for value in values))
 
 
 def _mix(value: int) -> int:

@@ -14,7 +14,7 @@ KEY_BYTES = 32  # of randomness
 HINT_LENGTH = 4
 
 # What a key may call; ``watch``: the stack's state; ``admin``: that, orders to executors, and what keys have used.
-Permission = Literal["chat", "completions", "responses", "files", "batches", "watch", "admin"]
+Permission = Literal["chat", "completions", "responses", "embeddings", "files", "batches", "watch", "admin"]
 PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
 
 

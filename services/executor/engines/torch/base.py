@@ -74,6 +74,7 @@ class EngineOnTorch(ABC):
             copy_wait_ms,
             sampled.failed,
             prompt_scores=sampled.prompt_scores,
+            embeddings=sampled.embeddings,
         )
 
     def interrupt(self, step: int) -> None:

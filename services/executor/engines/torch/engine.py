@@ -33,6 +33,7 @@ from services.executor.engines.torch.device import (
     make_current,
     zeros,
 )
+from services.executor.engines.torch.embeddings import embeddings_of, with_embeddings
 from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, cuda_recorder
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
 from services.executor.engines.torch.kv_regions import regions_of
@@ -176,12 +177,11 @@ class TorchEngine(EngineOnTorch):
             raise EngineError(f"a token id is outside the vocabulary of {self.spec.vocab_size}")
         sampling = [i for i, sequence in enumerate(sequences) if sequence.needs_sample]
         scored = [i for i, sequence in enumerate(sequences) if sequence.scored_ids]
-        scores: dict[str, bytes | None] = {}
-        if scored:
-            logits, scores = self._scored_logits(layout, input_ids, sampling, sequences, scored)
-        else:
-            logits = self._step_logits(layout, input_ids, sampling)
-        return with_scores(self._sample(logits, [sequences[i] for i in sampling]), scores)
+        embedded = [i for i, sequence in enumerate(sequences) if sequence.needs_embedding]
+        if scored or embedded:
+            return self._run_reading(layout, input_ids, sequences, sampling, scored, embedded)
+        logits = self._step_logits(layout, input_ids, sampling)
+        return self._sample(logits, [sequences[i] for i in sampling])
 
     def _sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
         """``logits``: a row for each sequence."""
@@ -199,27 +199,41 @@ class TorchEngine(EngineOnTorch):
         rows = torch.from_numpy(layout.row_ends[sampling] - 1).to(self._device)
         return self._forward(torch.from_numpy(input_ids).to(self._device), self._metadata(layout), rows)
 
-    def _scored_logits(
-        self, layout: StepLayout, input_ids: Ints, sampling: list[int], sequences: list[Sequence], scored: list[int]
-    ) -> tuple[torch.Tensor, dict[str, bytes | None]]:
-        """As ``_step_logits``, and the scores of those sequences whose numbers ``scored`` holds, by request id; None
-        where they are not finite."""
-        sample_rows = layout.row_ends[sampling] - 1
-        starts = [int(layout.row_ends[i]) - len(sequences[i].token_ids) for i in scored]
-        counts = [len(sequences[i].scored_ids) for i in scored]
-        parts = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
-        rows = torch.from_numpy(np.concatenate([sample_rows, *parts])).to(self._device)
+    def _run_reading(
+        self,
+        layout: StepLayout,
+        input_ids: Ints,
+        sequences: list[Sequence],
+        sampling: list[int],
+        scored: list[int],
+        embedded: list[int],
+    ) -> SampledTokens:
+        """A step with hidden states that more is made of than tokens: scores of the sequences whose numbers ``scored``
+        holds, and embeddings of those that ``embedded`` holds."""
+        sampled_rows, embedded_rows = (layout.row_ends[numbers] - 1 for numbers in (sampling, embedded))
+        chunks = [_scored_rows(layout, sequences, i) for i in scored]
+        first, last, *others = self._states(layout, input_ids, [sampled_rows, embedded_rows, *chunks])
+        scores = {
+            sequences[i].request_id: self._scores(states, sequences[i])
+            for i, states in zip(scored, others, strict=True)
+        }
+        embeddings = {sequences[i].request_id: each for i, each in zip(embedded, embeddings_of(last), strict=True)}
+        sampled = self._sample(self._model.logits(first), [sequences[i] for i in sampling])
+        return with_embeddings(with_scores(sampled, scores), embeddings)
+
+    def _states(self, layout: StepLayout, input_ids: Ints, rows: list[Ints]) -> tuple[torch.Tensor, ...]:
+        """Hidden states [num_rows, hidden_size] of the tokens that each of ``rows`` holds the numbers of."""
         metadata = self._metadata(layout)
-        step = self._attention_step(metadata)
+        chosen = torch.from_numpy(np.concatenate(rows)).to(self._device)
         token_ids = torch.from_numpy(input_ids).to(self._device)
-        hidden = self._model.hidden(token_ids, metadata.position_ids, rows, step)
-        scores: dict[str, bytes | None] = {}
-        first, *others = torch.split(hidden, [len(sampling), *counts])
-        for i, states in zip(scored, others, strict=True):
-            sequence, num_top = sequences[i], sequences[i].sampling.prompt_logprobs
-            assert num_top is not None, "tokens are scored where that is asked for"
-            scores[sequence.request_id] = score_tokens(self._model.logits, states, sequence.scored_ids, num_top)
-        return self._model.logits(first), scores
+        hidden = self._model.hidden(token_ids, metadata.position_ids, chosen, self._attention_step(metadata))
+        return torch.split(hidden, [len(each) for each in rows])
+
+    def _scores(self, states: torch.Tensor, sequence: Sequence) -> bytes | None:
+        """None where they are not finite."""
+        num_top = sequence.sampling.prompt_logprobs
+        assert num_top is not None, "tokens are scored where that is asked for"
+        return score_tokens(self._model.logits, states, sequence.scored_ids, num_top)
 
     def _metadata(self, layout: StepLayout) -> AttentionMetadata:
         kv_cache = next(iter(self._kv_caches.values()))
@@ -233,6 +247,13 @@ class TorchEngine(EngineOnTorch):
 
     def _attention_step(self, metadata: AttentionMetadata) -> AttentionStep:
         return paged_step(self._kv_caches, metadata, self._buffer, self._interruption.check)
+
+
+def _scored_rows(layout: StepLayout, sequences: list[Sequence], number: int) -> Ints:
+    """Of the tokens that the scored ones follow."""
+    sequence = sequences[number]
+    start = int(layout.row_ends[number]) - len(sequence.token_ids)
+    return np.arange(start, start + len(sequence.scored_ids))
 
 
 def _sampled(logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarMasks) -> SampledTokens:

@@ -26,6 +26,7 @@ NOT_SAMPLED = SamplingParams(max_tokens=1, temperature=0.0)  # of a row whose to
 SAMPLING_KEY = "slackwater"  # where a request's sampling lies in vLLM's extra_args
 NUM_PROMPT_TOKENS_KEY = "slackwater_num_prompt_tokens"  # None where its tokens may be placeholders
 SCORED_KEY = "slackwater_scored"  # what a chunk's tokens are scored for, a ScoredChunk; None: nothing is
+EMBEDDED_KEY = "slackwater_embedded"  # where a chunk begins whose last token's state is asked for; None: it is not
 ATTENTION_KEY = "slackwater_attention"  # in vLLM's additional_config: one of VLLM_ATTENTIONS
 FILLS_RIGHT_KEY = "slackwater_fills_right"  # and which way it fills its blocks, for an attention that has directions
 
@@ -169,6 +170,7 @@ def _new_request(sequence: Sequence) -> NewRequestData:
         NUM_PROMPT_TOKENS_KEY: history.num_prompt_tokens if history else None,
         FILLS_RIGHT_KEY: sequence.fills_right,
         SCORED_KEY: _scored_chunk(sequence),
+        EMBEDDED_KEY: sequence.num_computed_tokens if sequence.needs_embedding else None,
     }
     return NewRequestData(
         req_id=sequence.request_id,

@@ -9,6 +9,7 @@ from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
+from services.executor.engines.torch.embeddings import with_embeddings
 from services.executor.engines.torch.prompt_scores import with_scores
 from services.executor.engines.torch.sampler import NO_TOKEN, NOT_FINITE, read_logprobs
 from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK, RunnerMirror
@@ -62,7 +63,10 @@ class PlannedScheduler(SchedulerInterface):
                     gathered = (output.logprobs.logprob_token_ids[row].tolist(), output.logprobs.logprobs[row].tolist())
                     tokens.logprobs[sequence.request_id] = read_logprobs(*gathered, sequence.sampling.logprobs)
         self._mirror.settle(tokens.token_ids)
-        return with_scores(tokens, output.prompt_logprobs_dict)
+        of_prompts = dict(output.prompt_logprobs_dict)
+        embedded = [each.request_id for each in sequences if each.needs_embedding]
+        embeddings = {request_id: of_prompts.pop(request_id) for request_id in embedded}
+        return with_embeddings(with_scores(tokens, of_prompts), embeddings)
 
     @property
     def pause_state(self) -> PauseState:

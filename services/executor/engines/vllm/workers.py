@@ -26,9 +26,16 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # on a CPU too
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.device import keep_freed_memory
+from services.executor.engines.torch.embeddings import embeddings_of
 from services.executor.engines.torch.prompt_scores import score_tokens
 from services.executor.engines.torch.sampler import gather_logprobs, sample
-from services.executor.engines.vllm.runner_mirror import NUM_PROMPT_TOKENS_KEY, SAMPLING_KEY, SCORED_KEY, ScoredChunk
+from services.executor.engines.vllm.runner_mirror import (
+    EMBEDDED_KEY,
+    NUM_PROMPT_TOKENS_KEY,
+    SAMPLING_KEY,
+    SCORED_KEY,
+    ScoredChunk,
+)
 from shared.errors import ConfigError
 from shared.replica.engine import TokenHistory
 
@@ -56,7 +63,7 @@ def prepare_worker(worker: Any, has_peers: bool, model_path: Path) -> None:
     grammars = GrammarMasks(model_path)
     runner.sampler = SeededSampler(runner, grammars)
     runner.execute_model = _compiling_grammars(runner.execute_model, grammars)
-    runner._get_prompt_logprobs_dict = partial(score_prompts, runner)
+    runner._get_prompt_logprobs_dict = partial(read_prompts, runner)
     if not has_peers:
         return
     _end_with_parent()
@@ -95,11 +102,36 @@ def _sample_row(request: Any) -> SampleRow:
     return SampleRow(extra[SAMPLING_KEY], request.num_tokens, history, request.req_id)
 
 
+def read_prompts(
+    runner: Any, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
+) -> dict[str, bytes | None]:
+    """What is asked of prompts, in the place of the runner's own log probabilities of them. ``hidden_states``
+    [num_tokens, hidden_size], of the whole step."""
+    step = runner, hidden_states, num_scheduled_tokens
+    return score_prompts(*step) | embed_prompts(*step)
+
+
+def embed_prompts(
+    runner: Any, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
+) -> dict[str, bytes | None]:
+    """Embeddings of the prompts whose last chunks were told with an EMBEDDED_KEY: by request id, as of
+    ``embeddings_of``."""
+    ends: dict[str, int] = {}
+    for row, request_id in enumerate(runner.input_batch.req_ids):
+        request = runner.requests[request_id]
+        start: int | None = request.sampling_params.extra_args[EMBEDDED_KEY]
+        if start is not None and request_id in num_scheduled_tokens and request.num_computed_tokens == start:
+            ends[request_id] = int(runner.query_start_loc.np[row]) + num_scheduled_tokens[request_id]
+    if not ends:
+        return {}
+    last = [end - 1 for end in ends.values()]
+    return dict(zip(ends, embeddings_of(hidden_states[last]), strict=True))
+
+
 def score_prompts(
     runner: Any, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
 ) -> dict[str, bytes | None]:
-    """Scores of the chunks of prompts that were told with a SCORED_KEY, in the place of the runner's own: by request
-    id, as of ``score_tokens``. ``hidden_states`` [num_tokens, hidden_size], of the whole step."""
+    """Scores of the chunks of prompts that were told with a SCORED_KEY: by request id, as of ``score_tokens``."""
     scores: dict[str, bytes | None] = {}
     for row, request_id in enumerate(runner.input_batch.req_ids):
         request = runner.requests[request_id]
