@@ -40,8 +40,9 @@ def prepared(settings: OfflineQueueSettings, clock: Clock) -> Callable[[Bus], Of
         raise ConfigError(str(error)) from error
     folder = Path(settings.model_path)
     tokenizer = Tokenizer.from_folder(folder)
-    max_model_len = settings.max_model_len or ModelFacts.read(folder).max_model_len
-    model = ServedModel(settings.model_name, max_model_len)
+    facts = ModelFacts.read(folder)
+    max_model_len = settings.max_model_len or facts.max_model_len
+    model = ServedModel(settings.model_name, max_model_len, embedding_sizes=facts.embedding_sizes)
     learnt_by = LearntBy(settings.strategy.offline_order, model.name, tokenizer_digest(folder), block_size)
 
     def make(bus: Bus) -> OfflineQueueService:

@@ -93,6 +93,17 @@ RESPONSE_FIELDS = OtherFields(
         "truncation": ("disabled",),
     },
 )
+EMBEDDING_FIELDS = OtherFields(
+    IGNORED,
+    {
+        "add_special_tokens": (True,),
+        "truncate_prompt_tokens": (),
+        "normalize": (True,),
+        "use_activation": (True,),
+        "embed_dtype": ("float32",),
+        "endianness": ("native", "little"),
+    },
+)
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _value_decoder = msgspec.json.Decoder(Any)

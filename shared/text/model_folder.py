@@ -14,6 +14,7 @@ from shared.bounds import Positive, TokenId
 from shared.errors import ModelError
 from shared.latency.architectures import Architecture
 from shared.latency.configured import architecture_of
+from shared.text.embedding_sizes import EmbeddingSizes
 
 TOKENIZER_DIGEST_BYTES = 16
 
@@ -25,6 +26,7 @@ class ModelFacts:
     max_model_len: int  # tokens of context
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    embedding_sizes: EmbeddingSizes
 
     @classmethod
     def read(cls, folder: Path) -> ModelFacts:
@@ -40,7 +42,7 @@ class ModelFacts:
             facts = msgspec.convert({**sizes, "eos_token_ids": eos}, _Config, strict=False)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error!r}") from error
-        return cls(facts.max_position_embeddings, facts.vocab_size, facts.eos_token_ids)
+        return cls(facts.max_position_embeddings, facts.vocab_size, facts.eos_token_ids, EmbeddingSizes.of(config))
 
 
 class _Config(msgspec.Struct):

@@ -31,12 +31,13 @@ from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.simulation.copies import CopyTimeline
 from shared.simulation.stages import INTERRUPTED_AFTER, Stages
+from shared.text.model_folder import ModelFacts
 
 if TYPE_CHECKING:
     from services.executor.engines.grammar_masks import GrammarMasks
 
 MASK = (1 << 64) - 1
-EMBEDDING_SIZE = 64  # of a model whose sizes are not known
+EMBEDDING_SIZE = 64  # without a model
 MAX_LOGPROBS = 32  # more than anybody asks for
 
 
@@ -65,7 +66,8 @@ class SimEngine:
         model_path: Path | None = None,
     ) -> None:
         """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast;
-        ``model_path``: has the tokenizer that grammars need, None where no request has one."""
+        ``model_path``: has the tokenizer that grammars need, and tells how long embeddings are; None where no request
+        has any."""
         self.spec = spec
         self._copies = CopyTimeline(spec.swap_ms_per_slot / time_scale)
         self._latency = latency
@@ -207,12 +209,16 @@ class SimEngine:
         """A function of the prompt's tokens alone."""
         assert sequence.history is not None, "an embedding is that of a whole prompt"
         digest = blake2b(pack_tokens(sequence.history.token_ids), digest_size=8).digest()
-        architecture = self.spec.architecture
-        size = EMBEDDING_SIZE if architecture is None else architecture.hidden_size
         draws = random.Random(int.from_bytes(digest, "little"))
-        values = [draws.gauss(0.0, 1.0) for _ in range(size)]
+        values = [draws.gauss(0.0, 1.0) for _ in range(self._embedding_size)]
         length = math.hypot(*values)
-        return struct.pack(f"<{size}f", *(value / length for value in values))
+        return struct.pack(f"<{len(values)}f", *(value / length for value in values))
+
+    @cached_property
+    def _embedding_size(self) -> int:
+        """That of the model whose tokenizer it has."""
+        full = None if self._model_path is None else ModelFacts.read(self._model_path).embedding_sizes.full
+        return full or EMBEDDING_SIZE
 
 
 def _mix(value: int) -> int:

@@ -7,6 +7,7 @@ PREFIXES: dict[Permission, tuple[str, ...]] = {
     "chat": ("/v1/chat/completions",),
     "completions": ("/v1/completions",),
     "responses": ("/v1/responses",),
+    "embeddings": ("/v1/embeddings",),
     "files": ("/v1/files",),
     "batches": ("/v1/batches",),
     "watch": ("/status", "/dashboard"),

@@ -10,7 +10,18 @@ from starlette.types import ASGIApp
 
 from services.gateway.access.api_keys import OPEN_PATHS, KeyCheck
 from services.gateway.access.web_pages import WebPageCheck
-from services.gateway.api import batches, completions, dashboard, files, operations, responses, stack, unserved, usage
+from services.gateway.api import (
+    batches,
+    completions,
+    dashboard,
+    embeddings,
+    files,
+    operations,
+    responses,
+    stack,
+    unserved,
+    usage,
+)
 from services.gateway.api.context import Context
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
@@ -31,7 +42,7 @@ class DescribedApp(FastAPI):
     def __init__(self, keys_required: bool) -> None:
         super().__init__(
             title="Slackwater",
-            description="OpenAI's API for completions, responses, files and batches, as Slackwater serves it.",
+            description="OpenAI's API for completions, responses, embeddings, files and batches, as served here.",
             version=importlib.metadata.version("slackwater"),
             docs_url=None,
             redoc_url=None,
@@ -72,7 +83,7 @@ def create_app(context: Context) -> ASGIApp:
 def make_routes(keys_required: bool) -> DescribedApp:
     """All endpoints, without what they work with."""
     app = DescribedApp(keys_required)
-    for module in (completions, responses, files, batches, operations, stack, usage, unserved, dashboard):
+    for module in (completions, responses, embeddings, files, batches, operations, stack, usage, unserved, dashboard):
         app.include_router(module.router)
     app.mount(dashboard.STATIC_PATH, dashboard.PageFiles(directory=dashboard.FOLDER))
     return app

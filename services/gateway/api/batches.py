@@ -15,10 +15,10 @@ from services.gateway.api.intake import caller_of, check_budget, model_for, send
 from services.gateway.http.bodies import Anchor, ExpirySeconds
 from services.gateway.http.operation import JsonResponse, answers, json_of
 from services.gateway.store import page
+from shared.openai.endpoints import BATCH_ENDPOINTS
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import Metadata
 from shared.openai.objects import DeletedBatch, Page, new_id
-from shared.openai.responses.requests import BATCH_ENDPOINTS
 from shared.protocol.batches import Batch, BatchRecord
 
 MAX_BODY_BYTES = 64 * 1024

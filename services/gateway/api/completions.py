@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import get_args
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.intake import answer, model_for, read_request
+from services.gateway.api.intake import answer, model_for, read_request, with_tier_of_url
 from services.gateway.http.operation import JsonResponse, answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Generation
@@ -22,9 +20,7 @@ from shared.openai.completions.answers import (
 )
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.chunks import ChunkWriter, EchoChunks, ToolCallChunks
-from shared.openai.completions.requests import CHAT, TEXT, CompletionRequest, ServedModel, parse_completion
-from shared.openai.errors import RequestError
-from shared.openai.fields import FLEX, AskedTier
+from shared.openai.completions.requests import CHAT, TEXT, ServedModel, parse_completion
 from shared.openai.objects import Model, ModelList
 from shared.openai.shown_prompt import Echo, ShownPrompt
 from shared.openai.shown_text import LogprobsShape
@@ -62,17 +58,9 @@ async def get_model(request: Request, model_id: str) -> Response:
 
 
 async def _complete(endpoint: str, request: Request) -> Response:
-    completion = _with_tier_of_url(request, await read_request(request, partial(parse_completion, endpoint)))
+    completion = with_tier_of_url(request, await read_request(request, partial(parse_completion, endpoint)))
     logprobs = LogprobsShape(context_of(request).tokenizer, endpoint == CHAT)
     return await answer(request, completion, partial(_chunks, logprobs), partial(_completion, logprobs))
-
-
-def _with_tier_of_url(request: Request, completion: CompletionRequest) -> CompletionRequest:
-    """For clients that let their users choose the URL and not what is in the body. Raises RequestError."""
-    tier = request.query_params.get("service_tier")
-    if tier not in (None, *get_args(AskedTier)):
-        raise RequestError(f"service_tier in the URL is {tier!r}; write flex, or leave it out", "service_tier")
-    return msgspec.structs.replace(completion, service_tier=FLEX) if tier == FLEX else completion
 
 
 def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:

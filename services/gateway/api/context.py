@@ -51,14 +51,16 @@ class Context:
         folder = Path(settings.model_path)
         own = secrets.token_hex(6)  # so that nobody takes this process for an earlier one
         self.gateway_id = gateway_id = f"{settings.gateway_id}-{own}" if settings.gateway_id else own
-        max_model_len = ModelFacts.read(folder).max_model_len
+        facts = ModelFacts.read(folder)
+        max_model_len = facts.max_model_len
         self.settings = settings
         self.bus = bus
         self.clock = clock
         self.files = files
         self.batches = batches
         self.responses = responses
-        self.model = ServedModel(settings.model_name, max_model_len, settings.max_prompt_tokens or None)
+        most = settings.max_prompt_tokens or None
+        self.model = ServedModel(settings.model_name, max_model_len, most, embedding_sizes=facts.embedding_sizes)
         self.created_s = int(clock.unix_s())  # unix time of the model's entry in /v1/models
         self.tokenizer = Tokenizer.from_folder(folder)
         self.telemetry = Telemetry("gateway")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from fastapi import Request, Response
@@ -25,7 +25,8 @@ from services.gateway.live.generation import Sender
 from services.gateway.live.tracker import Tracker
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import CompletionRequest, ServedModel
-from shared.openai.fields import FLEX
+from shared.openai.errors import RequestError
+from shared.openai.fields import FLEX, AskedTier
 from shared.openai.responses.answers import ResponseEvents
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import KEY_CLIENT
@@ -60,19 +61,28 @@ async def read_request(
         return await asyncio.to_thread(parse, body, context.tokenizer, model)
 
 
+def with_tier_of_url(request: Request, completion: CompletionRequest) -> CompletionRequest:
+    """For clients that let their users choose the URL and not what is in the body. Raises RequestError."""
+    tier = request.query_params.get("service_tier")
+    if tier not in (None, *get_args(AskedTier)):
+        raise RequestError(f"service_tier in the URL is {tier!r}; write flex, or leave it out", "service_tier")
+    return msgspec.structs.replace(completion, service_tier=FLEX) if tier == FLEX else completion
+
+
 async def answer(
     request: Request,
     completion: CompletionRequest,
-    writer: Callable[[Choices], StreamWriter],
+    writer: Callable[[Choices], StreamWriter] | None,
     body: Callable[[Choices], msgspec.Struct],
     keep: Keep = None,
 ) -> Response:
     """Run its choices, and show them with ``writer`` as their tokens arrive, or with ``body`` when all are whole, and
-    ``keep`` has done what comes before that. They are closed at their end, whatever ends them. Raises Refusal,
-    NoExecutorError and BusError."""
+    ``keep`` has done what comes before that. They are closed at their end, whatever ends them. ``writer``: None where
+    no such request is streamed. Raises Refusal, NoExecutorError and BusError."""
     context, choices = context_of(request), await _start_choices(request, completion)
     headers = caller_of(request).limits.headers(context.clock.monotonic_s())
     if completion.stream:
+        assert writer is not None
         events = _events(choices, writer(choices), context.tokenizer, keep)
         return EventSource(events, aclosing(choices), headers)
     async with aclosing(choices):

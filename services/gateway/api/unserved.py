@@ -5,13 +5,12 @@ from fastapi import APIRouter, Request, Response
 from shared.openai.errors import RequestError
 
 SERVED = (
-    *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"),
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/embeddings"),
     *("GET /v1/models", "/v1/files", "/v1/batches", "GET /v1/organization/usage/completions"),
 )
 
 # The path below /v1 -> why there is nothing behind it.
 UNSERVED = {
-    "embeddings": "the model generates text and has no embeddings",
     "moderations": "the model generates text and does not classify it",
     "images": "the model generates text and no images",
     "audio": "the model generates text and no speech",

@@ -45,6 +45,7 @@ class Generation:
     output_token_ids: list[int] = field(default_factory=list)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each token, where they are asked for
     prompt_scores: bytes | None = None  # where they are asked for, from the first token on
+    embedding: bytes | None = None  # where it is asked for, at the end
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str = ""
@@ -175,6 +176,8 @@ class Generation:
         self.output_logprobs += output.logprobs or ()
         if output.prompt_scores is not None:
             self.prompt_scores = output.prompt_scores
+        if output.embedding is not None:
+            self.embedding = output.embedding
         if self.attempt == 1 and output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         if output.token_ids:

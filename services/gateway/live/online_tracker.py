@@ -87,6 +87,6 @@ class OnlineTracker(Tracker[OnlineGeneration]):
     def _end(self, generation: OnlineGeneration, finish_reason: FinishReason, why: str = "") -> None:
         super()._end(generation, finish_reason, why)
         was_answered = finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if was_answered:
+        if was_answered and generation.request.sampling.max_tokens:
             self._router.lengths.add(len(generation.output_token_ids))
         self._reporter.ended(generation, was_answered)

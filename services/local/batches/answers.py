@@ -134,6 +134,8 @@ def answer_in(line: Json) -> Answer:
         texts = [_text_of(choice) for choice in choices]
         finish_reason = choices[0].get("finish_reason") if choices else None
         return Answer(texts[0] if len(texts) == 1 else msgspec.json.encode(texts).decode(), finish_reason)
+    if body.get("object") == "list":
+        return Answer(_of_embeddings(body))
     if body.get("object") == "response":
         return _of_response(body)
     return Answer(error="the answer is of a kind that is not known here")
@@ -147,6 +149,12 @@ def _text_of(choice: Json) -> str:
     if message.get("content") is None and message.get("tool_calls"):
         return msgspec.json.encode(message["tool_calls"]).decode()
     return str(message.get("content") or "")
+
+
+def _of_embeddings(body: Json) -> str:
+    """The numbers as JSON, or the base64 of them; a line has one."""
+    (embedding,) = (each["embedding"] for each in body["data"])
+    return embedding if isinstance(embedding, str) else msgspec.json.encode(embedding).decode()
 
 
 def _of_response(body: Json) -> Answer:

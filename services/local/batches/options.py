@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from services.local.batches.batch import JOB
-from services.local.batches.requests import CHAT, MAX_PART_LINES, RESPONSES, TEXT, RequestMaker
+from services.local.batches.requests import CHAT, EMBEDDINGS, MAX_PART_LINES, RESPONSES, TEXT, RequestMaker
 from services.local.batches.rows.errors import RowsError
 from services.local.batches.rows.files import FORMATS, TEXT_COLUMN, RowFile
 from services.local.batches.rows.template import Template
@@ -21,6 +21,7 @@ from shared.settings.command_options import one_of
 
 MAX_TOKENS_FIELD = {CHAT: "max_tokens", TEXT: "max_tokens", RESPONSES: "max_output_tokens"}
 MADE_OF_ROWS = ("model", "messages", "prompt", "input", "instructions", "stream")  # what --body does not say
+GENERATING = ("system", "max_tokens", "temperature", "top_p", "seed", "stop")  # what no embedding depends on
 OWN_METADATA = JOB.partition("_")[0]
 
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id, or that of a job of several.")]
@@ -91,6 +92,9 @@ class PromptOptions:
         """Raises RowsError, BadParameter and ApiError."""
         if endpoint == TEXT and self.system is not None:
             raise typer.BadParameter(f"{TEXT} has no system message", param_hint="'--system'")
+        if endpoint == EMBEDDINGS and (names := [name for name in GENERATING if getattr(self, name) is not None]):
+            hint = f"'--{names[0].replace('_', '-')}'"
+            raise typer.BadParameter(f"{EMBEDDINGS} generates nothing", param_hint=hint)
         prompt, columns = self.prompt, file.columns()
         if prompt is None and file.format == "text":
             prompt = f"{{{TEXT_COLUMN}}}"
@@ -108,7 +112,7 @@ class PromptOptions:
 
     def _fields(self, endpoint: str) -> dict[str, Any]:
         own = {
-            MAX_TOKENS_FIELD[endpoint]: self.max_tokens,
+            MAX_TOKENS_FIELD.get(endpoint, "max_tokens"): self.max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "seed": self.seed,

@@ -14,7 +14,8 @@ from services.local.batches.rows.files import RowFile
 from services.local.batches.rows.template import Template
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-ENDPOINTS = (CHAT, TEXT, RESPONSES)  # what a batch's lines may ask for
+EMBEDDINGS = "/v1/embeddings"
+ENDPOINTS = (CHAT, TEXT, RESPONSES, EMBEDDINGS)  # what a batch's lines may ask for
 MAX_LINE_BYTES = 8 * 1024 * 1024  # the server's, of a line
 MAX_PART_LINES = 50_000  # OpenAI's, of a batch
 MAX_PART_BYTES = 128 * 1024 * 1024  # below the server's 200 MB
@@ -51,6 +52,8 @@ class RequestMaker:
     def _prompted(self, prompt: str, system: str | None) -> dict[str, Any]:
         if self.endpoint == TEXT:
             return {"prompt": prompt}
+        if self.endpoint == EMBEDDINGS:
+            return {"input": prompt}
         if self.endpoint == RESPONSES:
             return {"input": prompt} | ({} if system is None else {"instructions": system})
         before = [] if system is None else [{"role": "system", "content": system}]

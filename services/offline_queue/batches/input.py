@@ -14,6 +14,7 @@ from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.results import failed_result
 from shared.errors import SlackwaterError
 from shared.openai.completions.requests import CompletionRequest, ServedModel, parse_completion
+from shared.openai.embeddings.requests import EMBEDDINGS, parse_embedding
 from shared.openai.errors import RequestError
 from shared.openai.responses.answers import ModelResponse, new_response
 from shared.openai.responses.requests import RESPONSES, parse_response
@@ -143,12 +144,15 @@ class BatchInput:
             raise RequestError(f"the request could not be read: {error!r}", status=500) from error
         _demand(not completion.stream, "unsupported_value", "A batch does not stream; leave it out.", "body.stream")
         if completion.other_prompts:
-            raise RequestError(f"prompt has {len(completion.prompts)} prompts; write a line for each", "prompt")
+            field = "input" if completion.endpoint == EMBEDDINGS else "prompt"
+            raise RequestError(f"{field} has {len(completion.prompts)} {field}s; write a line for each", field)
         _check_logprobs(completion)
         return completion, response
 
     def _parse(self, line: int, body: bytes) -> tuple[CompletionRequest, ModelResponse | None]:
         record = self._record
+        if record.endpoint == EMBEDDINGS:
+            return parse_embedding(body, self._tokenizer, self._model), None
         if record.endpoint != RESPONSES:
             return parse_completion(record.endpoint, body, self._tokenizer, self._model), None
         asked = parse_response(body, self._tokenizer, self._model)

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 
 from services.offline_queue.batches.lines import BatchLine
-from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
+from shared.openai.completions.answers import AnswerHead, Choice, Completion, CompletionUsage, completion_body
 from shared.openai.completions.requests import CHAT
+from shared.openai.embeddings.answers import EmbeddingList, EmbeddingUsage, embeddings_body
 from shared.openai.errors import MAX_MESSAGE_LENGTH, RequestError
 from shared.openai.objects import error_body
 from shared.openai.responses.answers import ModelResponse, ended
@@ -16,7 +17,7 @@ from shared.protocol import subjects
 from shared.protocol.access.key_usage import INSUFFICIENT_QUOTA
 from shared.protocol.batches import BatchRecord
 from shared.protocol.offline import OfflineFailure, OfflineResult
-from shared.protocol.sampling import FinishReason
+from shared.protocol.sampling import EmbeddingShape, FinishReason
 from shared.scheduling.packed_prompt import unpack_tokens
 from shared.text.tokenizer import Tokenizer
 
@@ -76,19 +77,22 @@ class ResultWriter:
 
     def output_line(self, line: BatchLine, result: OfflineResult) -> bytes:
         """Of a completed request; ends with a newline."""
-        if line.response is not None:
-            body: Any = self._response(line, line.response, result)
-            return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
-        record = self._record
+        body = self._body(line, result)
+        return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
+
+    def _body(self, line: BatchLine, result: OfflineResult) -> ModelResponse | EmbeddingList | Completion:
         assert line.sampling is not None
-        shows_calls = line.tools is not None
+        if line.response is not None:
+            return self._response(line, line.response, result)
+        if line.sampling.embedding is not None:
+            return self._embedding(line, line.sampling.embedding, result)
+        record, shows_calls = self._record, line.tools is not None
         prompt = ShownPrompt(unpack_tokens(result.prompt_token_ids), result.prompt_scores)
         choices = [Choice.of(output, line.sampling, self._logprobs, shows_calls, prompt) for output in result.choices]
         num_output_tokens = sum(len(output.token_ids) for output in result.choices)
         head = AnswerHead(record.endpoint, result.request_id, record.created_at, record.model or "")
         usage = CompletionUsage.of(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens)
-        body = completion_body(head, choices, usage, line.tools)
-        return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
+        return completion_body(head, choices, usage, line.tools)
 
     def _response(self, line: BatchLine, begun: ModelResponse, result: OfflineResult) -> ModelResponse:
         assert line.sampling is not None
@@ -96,6 +100,11 @@ class ResultWriter:
         text, _ = shown_output(self._tokenizer, output, line.sampling)
         usage = CompletionUsage.of(line.num_prompt_tokens, len(output.token_ids), result.num_cached_tokens)
         return ended(begun, text, output.finish_reason, usage, None)
+
+    def _embedding(self, line: BatchLine, shape: EmbeddingShape, result: OfflineResult) -> EmbeddingList:
+        assert result.embedding is not None, "one without its embedding has failed"
+        usage = EmbeddingUsage.of(line.num_prompt_tokens, result.num_cached_tokens)
+        return embeddings_body([result.embedding], shape, self._record.model or "", usage)
 
     def error_line(self, line: BatchLine, result: OfflineResult | None) -> bytes:
         """Of a request that failed, or that has no result; ends with a newline."""

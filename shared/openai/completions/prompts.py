@@ -14,15 +14,22 @@ TEMPLATE_ROLES = {role: role for role in ("system", "user", "assistant", "tool")
 
 MAX_PROMPTS = 64  # of one request
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-PROMPT_SCHEMA: dict[str, Any] = {
-    "description": "A text or token ids, or a list of such; a line of a batch has one.",
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        _TOKEN_IDS,
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_PROMPTS},
-        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
-    ],
-}
+
+
+def prompt_schema(most: int) -> dict[str, Any]:
+    """Of up to so many prompts."""
+    return {
+        "description": "A text or token ids, or a list of such; a line of a batch has one.",
+        "anyOf": [
+            {"type": "string", "minLength": 1},
+            _TOKEN_IDS,
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": most},
+            {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": most},
+        ],
+    }
+
+
+PROMPT_SCHEMA = prompt_schema(MAX_PROMPTS)
 
 
 class ContentPart(msgspec.Struct):
@@ -54,35 +61,37 @@ def chat_prompt(messages: list[Message] | None, tokenizer: Tokenizer, tools: lis
     return tokenizer.apply_chat_template(rendered, tools=template_tools(tools) if tools else None)
 
 
-def text_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of each: of a text, of token ids, or of a list of such. Raises RequestError."""
+def text_prompts(prompt: Any, tokenizer: Tokenizer, field: str = "prompt", most: int = MAX_PROMPTS) -> list[list[int]]:
+    """Token ids of each: of a text, of token ids, or of a list of up to ``most`` such. ``field``: what the body calls
+    it. Raises RequestError."""
     if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
-        return [_text_prompt(prompt, tokenizer)]
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt has {len(prompt)} prompts; a request takes {MAX_PROMPTS} at most", "prompt")
-    return [_text_prompt(each, tokenizer) for each in prompt]
+        return [_text_prompt(prompt, tokenizer, field)]
+    if len(prompt) > most:
+        raise RequestError(f"{field} has {len(prompt)} {field}s; a request takes {most} at most", field)
+    return [_text_prompt(each, tokenizer, field) for each in prompt]
 
 
-def _text_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
+def _text_prompt(prompt: Any, tokenizer: Tokenizer, field: str) -> list[int]:
     if not isinstance(prompt, str | list):
-        raise RequestError("prompt is missing; give a text or a list of token ids", "prompt")
+        raise RequestError(f"{field} is missing; give a text or a list of token ids", field)
     if not prompt:
-        raise RequestError("prompt is empty", "prompt")
+        raise RequestError(f"{field} is empty", field)
     if isinstance(prompt, list):
-        _check_token_ids(prompt, tokenizer.vocab_size)
+        _check_token_ids(prompt, tokenizer.vocab_size, field)
         return prompt
     token_ids = tokenizer.encode(prompt)
     if not token_ids:
-        raise RequestError("prompt holds no character that the model's vocabulary knows", "prompt")
+        raise RequestError(f"{field} holds no character that the model's vocabulary knows", field)
     return token_ids
 
 
-def _check_token_ids(token_ids: list[Any], vocab_size: int) -> None:
+def _check_token_ids(token_ids: list[Any], vocab_size: int, field: str) -> None:
     for index, token_id in enumerate(token_ids):
+        where = f"{field}[{index}]"
         if type(token_id) is not int:
-            raise RequestError(f"prompt[{index}] is not a token id", f"prompt[{index}]")
+            raise RequestError(f"{where} is not a token id", where)
         if not 0 <= token_id < vocab_size:
-            raise RequestError(f"token id {token_id} is outside the vocabulary of {vocab_size}", f"prompt[{index}]")
+            raise RequestError(f"token id {token_id} is outside the vocabulary of {vocab_size}", where)
 
 
 def _template_message(where: str, message: Message, called: dict[str, str]) -> dict[str, Any]:

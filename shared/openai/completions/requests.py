@@ -18,6 +18,7 @@ from shared.openai.shown_text import asked_of_chat
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FREE, tool_use
 from shared.protocol.sampling import SEED_BITS, SamplingParams
+from shared.text.embedding_sizes import EmbeddingSizes
 from shared.text.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -39,6 +40,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     max_model_len: int  # tokens, prompt and output together
     max_prompt_tokens: int | None = None  # None: as the context allows
     permitted: list[str] | None = None  # names that whoever asks may ask for; None: any
+    embedding_sizes: EmbeddingSizes = EmbeddingSizes()
 
     def permits(self, name: str) -> bool:
         """Whether who asks may ask for it, whatever it is."""

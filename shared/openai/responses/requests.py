@@ -8,13 +8,12 @@ from msgspec import Meta
 
 from shared.openai.completions.bodies import CommonBody
 from shared.openai.completions.prompts import ContentPart, content_text
-from shared.openai.completions.requests import CHAT, ENDPOINTS, CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import RESPONSE_FIELDS, check_depth, check_field, read_fields
 from shared.text.tokenizer import Tokenizer
 
 RESPONSES = "/v1/responses"
-BATCH_ENDPOINTS = (*ENDPOINTS, RESPONSES)  # of which batches are made
 
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
 STORED_FIELDS = ("conversation",)

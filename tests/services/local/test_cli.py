@@ -176,7 +176,7 @@ def test_version_is_that_of_the_package() -> None:
         (("up", "--slo", "tbt_p99<=1.1x", "--preset", "bros"), "deadlines need bounds in ms on ttft, tpot or tbt"),
         (("up", "--online-order", "vtc", "--preset", "bros"), "packing deadline orders online requests itself"),
         (("batch", "submit", "no-such-file.jsonl"), "'no-such-file.jsonl' does not exist"),
-        (("batch", "submit", __file__, "--endpoint", "/v1/embeddings"), "unknown endpoint '/v1/embeddings'"),
+        (("batch", "submit", __file__, "--endpoint", "/v1/moderations"), "unknown endpoint '/v1/moderations'"),
         (("batch", "get"), "Missing argument 'ID'"),
         (("serve",), "No such command 'serve'"),
     ],

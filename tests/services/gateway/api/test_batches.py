@@ -142,7 +142,7 @@ def test_an_unknown_batch_is_404(rig: GatewayRig, batch_id: str) -> None:
     [
         ({"input_file_id": None}, "input_file_id"),
         ({"input_file_id": 5}, "input_file_id"),
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "30m"}, "completion_window"),
         ({"completion_window": "0h"}, "completion_window"),
         ({"completion_window": "31d"}, "completion_window"),

@@ -256,7 +256,7 @@ BAD_REQUESTS: list[tuple[str, str, bytes, int]] = [
     ("DELETE", "/v1/models", b"", 405),
     ("GET", "/v1/nothing", b"", 404),
     ("GET", "/nothing", b"", 404),
-    ("POST", "/v1/embeddings", b"{}", 404),
+    ("POST", "/v1/moderations", b"{}", 404),
 ]
 
 

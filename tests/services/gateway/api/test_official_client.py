@@ -57,6 +57,12 @@ async def test_models(client: Any) -> None:
     assert (await answer(client.models.retrieve(MODEL))).owned_by == "slackwater"
 
 
+async def test_embeddings_create(client: Any) -> None:
+    made = await answer(client.embeddings.create(model=MODEL, input=["a cat", "a dog"]))
+    assert [each.index for each in made.data] == [0, 1] and made.data[0].embedding != made.data[1].embedding
+    assert made.usage.prompt_tokens == made.usage.total_tokens > 0
+
+
 async def test_chat_completions_create(client: Any) -> None:
     made = await answer(client.chat.completions.create(messages=MESSAGES, **OPTIONS))
     assert made.choices[0].message.role == "assistant" and made.choices[0].message.content

@@ -9,7 +9,8 @@ import pytest
 from services.gateway.access.api_keys import OPEN_PATHS
 from services.gateway.api.app import make_routes
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
-from shared.openai.responses.requests import BATCH_ENDPOINTS
+from shared.openai.embeddings.requests import EMBEDDINGS
+from shared.openai.endpoints import BATCH_ENDPOINTS
 from tests.services.gateway.gateway_rig import GatewayRig
 
 
@@ -53,6 +54,8 @@ def test_bodies_are_those_that_are_parsed(document: dict[str, Any]) -> None:
         assert body["content"]["application/json"]["schema"]["$ref"].endswith(f"/{names[endpoint]}")
         prompt = "messages" if endpoint == CHAT else "prompt"
         assert sorted(schemas[names[endpoint]]["required"]) == sorted(["model", prompt])
+    embeds = document["paths"][EMBEDDINGS]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert embeds["$ref"].endswith("/EmbeddingBody") and schemas["EmbeddingBody"]["required"] == ["model", "input"]
     batch = schemas["CreateBatch"]["properties"]
     assert batch["endpoint"]["enum"] == list(BATCH_ENDPOINTS)
     windows = re.compile(batch["completion_window"]["pattern"])

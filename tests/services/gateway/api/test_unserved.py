@@ -18,7 +18,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
 
 
 CALLS: list[Callable[[openai.OpenAI], Any]] = [
-    lambda client: client.embeddings.create(model=MODEL, input="text"),
     lambda client: client.moderations.create(input="text"),
     lambda client: client.images.generate(prompt="a cat"),
     lambda client: client.audio.transcriptions.create(model=MODEL, file=b"RIFF"),
