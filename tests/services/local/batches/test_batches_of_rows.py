@@ -114,6 +114,35 @@ def test_rows_of_stdin_for_the_other_endpoints(rig: GatewayRig, tmp_path: Path, 
     assert [path.name for path in tmp_path.iterdir()] == ["answers.jsonl"]  # what stdin had is not needed any more
 
 
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_rows_become_embeddings(rig: GatewayRig, tmp_path: Path, encoding: str) -> None:
+    output, body = tmp_path / "answers.jsonl", json.dumps({"encoding_format": encoding})
+    options = ("--endpoint", "/v1/embeddings", "--body", body, "--output", output, "--json")
+    done = run(rig, "submit", "-", *options, stdin="one\n\ntwo\n")
+    assert done.exit_code == 0, done.output
+    (batch,) = json.loads(done.stdout)["data"]
+    assert (batch["endpoint"], batch["usage"]["output_tokens"]) == ("/v1/embeddings", 0)
+    asked = {"model": batch["model"], "input": ["one", "two"], "encoding_format": encoding}
+    online = [each["embedding"] for each in rig.http.post("/v1/embeddings", json=asked).json()["data"]]
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["text"] for line in lines] == ["one", "two"]
+    assert all(line["finish_reason"] is None and line["error"] is None for line in lines)
+    answers = [line["answer"] for line in lines]
+    assert answers == online if encoding == "base64" else [json.loads(each) for each in answers] == online
+
+
+def test_requests_for_embeddings_are_submitted_as_they_are(rig: GatewayRig, tmp_path: Path) -> None:
+    """The endpoint is that of their lines."""
+    model = rig.http.get("/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "input": "one", "encoding_format": "float"}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+    output = tmp_path / "done.jsonl"
+    done = run(rig, "submit", "-", "--endpoint", "/v1/embeddings", "--output", output, stdin=json.dumps(line) + "\n")
+    assert done.exit_code == 0, done.output
+    (found,) = [json.loads(each) for each in output.read_text().splitlines()]
+    assert found["response"]["body"]["data"] == rig.http.post("/v1/embeddings", json=body).json()["data"]
+
+
 def test_a_row_that_fails_says_why_and_the_exit_status_too(rig: GatewayRig, tmp_path: Path) -> None:
     output = tmp_path / "answers.csv"
     stdin = f'{{"text": "short"}}\n{{"text": "{TOO_LONG}"}}\n'
@@ -134,6 +163,7 @@ def test_a_row_that_fails_says_why_and_the_exit_status_too(rig: GatewayRig, tmp_
         (("--prompt", "{id}", "--body", '{"messages": []}'), 2, "messages is not for it to say"),
         (("--prompt", "{id}", "--metadata", "x"), 2, "write KEY=VALUE"),
         (("--prompt", "{id}", "--endpoint", "/v1/completions", "--system", "x"), 2, "has no system message"),
+        (("--prompt", "{id}", "--endpoint", "/v1/embeddings", "--max-tokens", "3"), 2, "generates nothing"),
         (("--prompt", "{id}", "--output", "answers.xls"), 1, ".csv, .tsv, .jsonl or .parquet"),
         (("--prompt", "{id}", "--window", "2m"), 1, "completion_window must be"),
     ],
