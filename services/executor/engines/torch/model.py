@@ -146,6 +146,8 @@ def probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShap
         logits = forward(tokens, tokens, tokens, probe)
     except (EngineError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"the model cannot run on paged attention: {first_line(error)}") from error
+    if any(getattr(layer, "is_causal", True) is False for layer in probe.shapes):
+        raise ModelError("its tokens attend to those that follow them: it is an encoder, and no decoder")
     return probe.shapes, logits
 
 

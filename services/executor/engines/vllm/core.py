@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from services.executor.engines.torch.device import choose_dtype, kv_memory_bytes
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.attention import backend_member, directed_attention
+from services.executor.engines.vllm.bare_weights import bare_weights_args
 from services.executor.engines.vllm.environment import changes_undone
 from services.executor.engines.vllm.runner_mirror import ATTENTION_KEY, FIRST_BLOCK
 from services.executor.engines.vllm.scheduler import PlannedScheduler
@@ -117,6 +118,7 @@ def _engine_args(path: Path, options: VllmOptions, device: str) -> EngineArgs:
     dtype = choose_dtype(options.dtype, torch.device(device), None) if is_cpu or options.dtype != "auto" else "auto"
     return EngineArgs(
         model=str(path),
+        runner="generate",  # whatever the folder says it is for: embeddings come of the same hidden states
         skip_tokenizer_init=True,
         generation_config="vllm",  # sampling is ours
         dtype=dtype,
@@ -138,6 +140,7 @@ def _engine_args(path: Path, options: VllmOptions, device: str) -> EngineArgs:
         additional_config={ATTENTION_KEY: options.attention},
         scheduler_cls=PlannedScheduler,
         use_tqdm_on_load=False,
+        **bare_weights_args(path),
     )
 
 

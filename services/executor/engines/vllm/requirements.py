@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -27,6 +28,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from services.executor.engines.vllm.attention import DirectedAttention, DirectedBackend
 from services.executor.engines.vllm.attention_step import DirectedStepBuilder
+from services.executor.engines.vllm.bare_weights import BareWeightsLoader
 from services.executor.engines.vllm.environment import TESTED_VERSION, not_as_tested
 from services.executor.engines.vllm.scheduler import PlannedScheduler
 from shared.errors import ConfigError
@@ -46,6 +48,7 @@ CALLS: tuple[tuple[Callable[..., Any], str], ...] = (
     (GPUModelRunner.execute_model, "self scheduler_output"),
     (GPUModelRunner.sample_tokens, "self grammar_output"),
     (GPUModelRunner._get_prompt_logprobs_dict, "self hidden_states num_scheduled_tokens"),
+    (DefaultModelLoader.get_all_weights, "self model_config model"),
     (AttentionMetadataBuilder.build, "self common_prefix_len common_attn_metadata fast_build"),
     (AttentionImpl.forward, "self layer query key value kv_cache attn_metadata output"),
     (register_backend, "backend class_path"),
@@ -85,12 +88,16 @@ ATTRIBUTES: tuple[tuple[type, str], ...] = (
     (AttentionBackendEnum, "CPU_ATTN CUSTOM clear_override"),
     (KVCacheLayout, "LBNHC"),
 )
-OURS: tuple[Any, ...] = (PlannedScheduler, DirectedBackend, DirectedStepBuilder, DirectedAttention)  # each by one base
+OURS: tuple[Any, ...] = (  # each by one base
+    *(PlannedScheduler, DirectedBackend, DirectedStepBuilder, DirectedAttention),
+    BareWeightsLoader,
+)
 ENGINE_ARGS = (
     "model skip_tokenizer_init dtype enforce_eager block_size max_model_len max_num_seqs max_num_batched_tokens "
     "num_gpu_blocks_override kv_cache_memory_bytes enable_prefix_caching enable_chunked_prefill "
     "disable_hybrid_kv_cache_manager tensor_parallel_size pipeline_parallel_size distributed_executor_backend "
-    "async_scheduling attention_backend additional_config scheduler_cls use_tqdm_on_load generation_config"
+    "async_scheduling attention_backend additional_config scheduler_cls use_tqdm_on_load generation_config "
+    "runner load_format worker_extension_cls hf_overrides"
 )
 
 

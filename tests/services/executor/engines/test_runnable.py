@@ -54,6 +54,14 @@ def test_layers_without_attention_are_no_engines(tmp_path: Path) -> None:
 
 
 @has_vllm
+def test_encoders_are_no_engines(tmp_path: Path) -> None:
+    """Though transformers has a class that would have them generate."""
+    save_config(tmp_path, "bert", architectures=["BertModel"])
+    said = refusal(tmp_path)
+    assert "it is an encoder" in said and said.endswith("nor does the vLLM that is installed: choose another model")
+
+
+@has_vllm
 def test_what_nobody_serves_is_said_so(tmp_path: Path) -> None:
     save_config(tmp_path, "t5", architectures=["T5ForConditionalGeneration"])
     assert refusal(tmp_path).endswith("nor does the vLLM that is installed: choose another model")
