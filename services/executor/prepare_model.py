@@ -15,10 +15,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from services.executor.engines.vllm.architectures import served_architectures
+from services.executor.gguf_file import GgufFile
 from services.executor.gguf_model import Progress, convert
 from shared.errors import ModelError
 from shared.text.model_folder import read_json
@@ -26,6 +28,7 @@ from shared.text.model_folder import read_json
 DEFAULT_MODEL = "smollm2-135m-instruct"
 RECIPE = 1  # raised when a conversion writes something else than before
 MANIFEST = "slackwater.json"  # names each file and its size; written last
+GGUF_SUFFIX = ".gguf"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 
@@ -41,14 +44,25 @@ def default_cache_dir() -> Path:
 
 
 def prepare(model: str, cache_dir: Path, progress: Progress) -> Path:
-    """The folder of ``model``: a bundled model's name, a local folder, or a Hugging Face hub id.
+    """The folder of ``model``: a bundled model's name, a local folder, a GGUF file, or a Hugging Face hub id.
 
     Raises ModelError, saying what can be written instead.
     """
     found = find_prepared(model, cache_dir)
     if found is not None:
         return found
-    return _convert(model, cache_dir, progress) if model in BUNDLED_MODELS else _fetch(model, progress)
+    if model in BUNDLED_MODELS:
+        return _convert(_bundled_file(*BUNDLED_MODELS[model]), cache_dir / "models" / model, progress)
+    if is_gguf(model):
+        source = Path(model).expanduser().resolve()
+        return _convert(source, _folder_of(source, cache_dir), progress)
+    return _fetch(model, progress)
+
+
+def is_gguf(model: str) -> bool:
+    """Whether it is the path of a GGUF file that is there."""
+    path = Path(model).expanduser()
+    return path.suffix.lower() == GGUF_SUFFIX and path.is_file()
 
 
 def find_prepared(model: str, cache_dir: Path) -> Path | None:
@@ -60,6 +74,13 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
             return folder
         _bundled_file(*BUNDLED_MODELS[model])
         return None
+    if is_gguf(model):
+        source = Path(model).expanduser().resolve()
+        folder = _folder_of(source, cache_dir)
+        if _is_complete(folder):
+            return folder
+        GgufFile.read(source).require_llama()
+        return None
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         check_folder(folder)
@@ -68,7 +89,7 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
         return _cached(model)
     raise ModelError(
         f"no model {model!r}: there is no folder {folder.absolute()}; write {', '.join(BUNDLED_MODELS)}, the path of a "
-        "folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id such as "
+        "folder with config.json, safetensors and tokenizer.json, of a GGUF file, or a Hugging Face hub id such as "
         "Qwen/Qwen2.5-0.5B-Instruct"
     )
 
@@ -134,15 +155,22 @@ def _instead(config: dict[str, Any], has_attention: bool) -> str:
     return "nor does the vLLM that is installed: choose another model"
 
 
-def _convert(model: str, cache_dir: Path, progress: Progress) -> Path:
-    folder, source = cache_dir / "models" / model, _bundled_file(*BUNDLED_MODELS[model])
+def _folder_of(gguf_file: Path, cache_dir: Path) -> Path:
+    """Another one for a file that was written anew."""
+    stat = gguf_file.stat()
+    digest = blake2b(f"{gguf_file} {stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8).hexdigest()
+    return cache_dir / "models" / f"{gguf_file.stem}-{digest}"
+
+
+def _convert(source: Path, folder: Path, progress: Progress) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.parent / f"{model}.lock", progress):
+        with _lock(folder.parent / f"{folder.name}.lock", progress):
             if not _is_complete(folder):  # another process may have made it while this one waited
                 _build(folder, source, progress)
     except OSError as error:
-        raise ModelError(f"cannot write {folder}: {error}; set SLACKWATER_CACHE to a folder with 1 GB free") from error
+        hint = "set SLACKWATER_CACHE to a folder with room for its weights in float32"
+        raise ModelError(f"cannot write {folder}: {error}; {hint}") from error
     return folder
 
 
@@ -231,7 +259,9 @@ def _fetch(hub_id: str, progress: Progress) -> Path:
 def main() -> int:
     """Exit status 1, with the reason on stderr, if the model cannot be had."""
     parser = argparse.ArgumentParser(prog="python -m services.executor.prepare_model", description=__doc__)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="bundled name, folder or hub id (default %(default)s)")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="bundled name, folder, GGUF file or hub id (default %(default)s)"
+    )
     parser.add_argument("--engine", default="torch", help="that is to run it (default %(default)s)")
     parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), help="default %(default)s")
     arguments = parser.parse_args()

@@ -20,7 +20,7 @@ from fastapi import Request
 
 from loadgen.errors import TraceError
 from loadgen.workload.traces import read_trace
-from services.executor.gguf_model import read_fields
+from services.executor.gguf_file import GgufFile
 from services.gateway.http.bodies import read_upload
 from services.offline_queue.batches.input import BatchInput
 from shared.errors import ConfigError, ModelError
@@ -88,7 +88,7 @@ def multipart(data: bytes) -> None:
 
 def gguf(data: bytes) -> None:
     """What a GGUF file says of its tokenizer."""
-    _reading(read_fields, GGUF_MAGIC + data, ModelError)
+    _reading(GgufFile.read, GGUF_MAGIC + data, ModelError)
 
 
 def trace(data: bytes) -> None:

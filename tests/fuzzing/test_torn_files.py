@@ -6,7 +6,8 @@ from random import Random
 import pytest
 from gguf import GGUFWriter
 
-from services.executor.gguf_model import convert, read_fields
+from services.executor.gguf_file import GgufFile
+from services.executor.gguf_model import convert
 from services.profiler.sweep.sweep_record import SweepFiles, SweepRecord
 from shared.errors import ModelError
 from shared.latency.features import BatchFeatures
@@ -40,11 +41,11 @@ def test_a_torn_gguf_file_is_no_model(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     good = path.read_bytes()
-    assert read_fields(path)["tokenizer.ggml.tokens"] == ["a", "b", "<|endoftext|>"]
+    assert GgufFile.read(path).fields["tokenizer.ggml.tokens"] == ["a", "b", "<|endoftext|>"]
     for content in bad_files(good, Random(1), COUNT):
         path.write_bytes(content)
         try:
-            read_fields(path)
+            GgufFile.read(path)
         except ModelError as error:
             assert str(path) in str(error)
     path.write_bytes(good)

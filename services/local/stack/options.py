@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from loadgen.errors import SloError
 from loadgen.report.slo import Slo, parse_slos
-from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL
+from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL, is_gguf
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
 from services.profiler.settings import ProfilerSettings
@@ -25,7 +25,9 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One stack on this machine: what it alone has, and what its services take over from it. ``config_file`` is read
     by the services as well. Raises ValueError for options that exclude each other."""
 
-    model: Annotated[str, Meta(description="a known model, a local folder or a Hugging Face hub id")] = DEFAULT_MODEL
+    model: Annotated[
+        str, Meta(description="a known model, a local folder, a GGUF file of a Llama or a Hugging Face hub id")
+    ] = DEFAULT_MODEL
     engine: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "engine")
     host: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "host")
     port: Annotated[int, GatewaySettings] = default_of(GatewaySettings, "port")
@@ -85,8 +87,11 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_name(self) -> str:
-        """What clients call the model: a folder's own name, otherwise the model as it was given."""
+        """What clients call the model: a folder's own name, a GGUF file's without its end, otherwise the model as it
+        was given."""
         folder = Path(self.model).expanduser()
+        if is_gguf(self.model):
+            return folder.stem
         is_folder = self.model not in BUNDLED_MODELS and folder.is_dir()
         return folder.resolve().name if is_folder else self.model
 
