@@ -169,8 +169,9 @@ def _convert(source: Path, folder: Path, progress: Progress) -> Path:
             if not _is_complete(folder):  # another process may have made it while this one waited
                 _build(folder, source, progress)
     except OSError as error:
-        hint = "set SLACKWATER_CACHE to a folder with room for its weights in float32"
-        raise ModelError(f"cannot write {folder}: {error}; {hint}") from error
+        raise ModelError(
+            f"cannot write {folder}: {error}; set SLACKWATER_CACHE to a folder with room for its weights in float32"
+        ) from error
     return folder
 
 
