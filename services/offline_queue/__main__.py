@@ -10,7 +10,7 @@ from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus
 from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError, SlackwaterError
-from shared.openai.completions.requests import ServedModel
+from shared.openai.served_model import ServedModel
 from shared.process.service import run_service
 from shared.protocol.learnt import LearntBy
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE

@@ -16,7 +16,7 @@ from shared.bus.lease import Lease
 from shared.clock import Clock
 from shared.errors import BusError, LeaseLostError
 from shared.latency.model import LatencyModel
-from shared.openai.completions.requests import ServedModel
+from shared.openai.served_model import ServedModel
 from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat

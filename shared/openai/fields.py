@@ -27,18 +27,16 @@ Metadata = Annotated[
 IGNORED = (
     *("prompt_cache_options", "prompt_cache_retention", "chat_id"),  # the last is Open WebUI's
     *("priority", "request_id", "session_id", "stream_interval", "include_reasoning"),  # vLLM's
+    "guided_decoding_backend",  # the same
 )
 IGNORED_COMPLETION = (*IGNORED, "store", "prompt_cache_key", "safety_identifier")  # a response repeats them
 
 # vLLM's own fields with what they are by default.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "min_tokens": (0,),
     "echo": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
 }
@@ -80,6 +78,9 @@ RESPONSE_FIELDS = OtherFields(
     (*IGNORED, "max_tool_calls", "stream_options"),
     REFUSED
     | {
+        "min_tokens": (0,),
+        "skip_special_tokens": (True,),
+        "include_stop_str_in_output": (False,),
         "background": (False,),
         "conversation": (),
         "context_management": (),

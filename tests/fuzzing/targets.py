@@ -24,9 +24,10 @@ from services.executor.gguf_model import read_fields
 from services.gateway.http.bodies import read_upload
 from services.offline_queue.batches.input import BatchInput
 from shared.errors import ConfigError, ModelError
-from shared.openai.completions.requests import CHAT, TEXT, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, TEXT, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.responses.requests import parse_response
+from shared.openai.served_model import ServedModel
 from shared.protocol.batches import BatchRecord
 from shared.protocol.codec import decode, decode_record, encode, encode_record
 from shared.settings.config_file import ConfigFile

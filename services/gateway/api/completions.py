@@ -22,10 +22,11 @@ from shared.openai.completions.answers import (
 )
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.chunks import ChunkWriter, EchoChunks, ToolCallChunks
-from shared.openai.completions.requests import CHAT, TEXT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, TEXT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.fields import FLEX, AskedTier
 from shared.openai.objects import Model, ModelList
+from shared.openai.served_model import ServedModel
 from shared.openai.shown_prompt import Echo, ShownPrompt
 from shared.openai.shown_text import LogprobsShape
 

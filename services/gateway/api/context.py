@@ -24,7 +24,7 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.store import BatchStore, FileStore
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.openai.completions.requests import ServedModel
+from shared.openai.served_model import ServedModel
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject

@@ -24,9 +24,10 @@ from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Sender
 from services.gateway.live.tracker import Tracker
 from shared.openai.completions.chunks import ChunkWriter
-from shared.openai.completions.requests import CompletionRequest, ServedModel
+from shared.openai.completions.requests import CompletionRequest
 from shared.openai.fields import FLEX
 from shared.openai.responses.answers import ResponseEvents
+from shared.openai.served_model import ServedModel
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import KEY_CLIENT
 from shared.protocol.sampling import FinishReason
@@ -34,9 +35,9 @@ from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# A longer prompt is tokenized in a thread, and a schema compiled, so that streams do not wait for it.
+# A longer prompt is tokenized in a thread, and a grammar compiled, so that streams do not wait for it.
 INLINE_BODY_BYTES = 16 * 1024
-COMPILED = (b"json_schema", b"tool_choice", b"strict")
+COMPILED = (b"json_schema", b"tool_choice", b"strict", b"structured_outputs", b"guided_")
 
 StreamWriter = ChunkWriter | ResponseEvents
 Keep = Callable[[Choices], Awaitable[None]] | None

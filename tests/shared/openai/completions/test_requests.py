@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError
+from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
@@ -16,16 +17,11 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 PARAMETERS, OLD_CALL = "tools[0].function.parameters", "messages[0].function_call"
 ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 VLLM_FIELDS: dict[str, Any] = {  # and one that nobody knows
-    "structured_outputs": {"choice": ["a"]},
-    "guided_json": {"type": "object"},
-    "guided_regex": "a+",
-    "bad_words": ["a"],
-    "allowed_token_ids": [5],
     "chat_template_kwargs": {"enable_thinking": False},
     "continue_final_message": True,
-    "skip_special_tokens": False,
-    "min_tokens": 5,
     "cache_salt": "s",
+    "guided_whitespace_pattern": " ",
+    "use_beam_search": True,
     "temprature": 0,
     "extra_body": {"top_k": 5},
 }
