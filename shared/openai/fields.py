@@ -26,7 +26,7 @@ Metadata = Annotated[
 # How prompts are cached, requests are told apart, and when and in what portions answers come.
 IGNORED = (
     *("prompt_cache_options", "prompt_cache_retention", "chat_id"),  # the last is Open WebUI's
-    *("priority", "request_id", "session_id", "stream_interval", "include_reasoning"),  # vLLM's
+    *("priority", "request_id", "session_id", "stream_interval"),  # vLLM's
     "guided_decoding_backend",  # the same
 )
 IGNORED_COMPLETION = (*IGNORED, "store", "prompt_cache_key", "safety_identifier")  # a response repeats them
@@ -62,20 +62,15 @@ CHAT_FIELDS = OtherFields(
         "prediction": (),
         "web_search_options": (),
         "moderation": (),
-        "reasoning_effort": ("none",),
         "verbosity": ("medium",),
-        "add_generation_prompt": (True,),
-        "add_special_tokens": (False,),
-        "continue_final_message": (False,),
     },
 )
 TEXT_FIELDS = OtherFields(
-    IGNORED_COMPLETION,
-    {name: values for name, values in REFUSED.items() if name != "echo"}
-    | {"suffix": (), "add_special_tokens": (True,)},
+    (*IGNORED_COMPLETION, "include_reasoning"),
+    {name: values for name, values in REFUSED.items() if name != "echo"} | {"suffix": ()},
 )
 RESPONSE_FIELDS = OtherFields(
-    (*IGNORED, "max_tool_calls", "stream_options"),
+    (*IGNORED, "max_tool_calls", "stream_options", "include_reasoning"),
     REFUSED
     | {
         "min_tokens": (0,),

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import tokenizers
 
+from shared.text.overlap import overlap
+
 REPLACEMENT = "\ufffd"  # what decoding shows for bytes that are not UTF-8, or not yet
 MAX_UTF8_BYTES = 4  # of one character, each perhaps a token of its own
 MAX_PENDING_TOKENS = 16  # an unfinished character spans fewer tokens; beyond this the bytes are broken
@@ -80,7 +82,7 @@ class IncrementalDetokenizer:
             self.stopped, self._held = True, ""
             end, at = min(ends)
             return text[: end if self._includes_stop else at]
-        num_held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        num_held = max((overlap(text, stop) for stop in self._stop), default=0)
         cut = len(text) - num_held
         self._held = text[cut:]
         return text[:cut]
@@ -148,9 +150,3 @@ class _TokenStream:
     def _decode(self, token_ids: list[int]) -> str:
         text: str = self._backend.decode(token_ids, skip_special_tokens=False)  # those to skip are left out already
         return text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` that is a proper beginning of ``stop``."""
-    lengths = range(min(len(text), len(stop) - 1), 0, -1)
-    return next((length for length in lengths if text.endswith(stop[:length])), 0)

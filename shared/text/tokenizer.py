@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from shared.errors import ChatTemplateError, ModelError
+from shared.text.chat_options import ChatOptions, up_to_final_message
 from shared.text.chat_template import ChatTemplate, find_templates
 from shared.text.detokenizer import IncrementalDetokenizer
 from shared.text.model_folder import ModelFacts, read_json
+from shared.text.thinking import thinking_marks_of
 from shared.text.token_bytes import TokenBytes
 from shared.text.tool_format import BEGINS, tool_format_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+
+CHAT_DEFAULTS = ChatOptions()
 
 Dicts = Sequence[Mapping[str, Any]]  # messages or tools, as templates take them
 
@@ -38,9 +42,12 @@ class Tokenizer:
         self._template_tokens = dict(template_tokens)
         self._template = ChatTemplate(chat_template) if chat_template is not None else None
         self._tool_template = ChatTemplate(tool_template) if tool_template is not None else self._template
+        self._template_source = f"{chat_template or ''}{tool_template or ''}"
         self.tool_format = tool_format_of(tool_template or chat_template or "")
+        self.thinking = thinking_marks_of(self._template_source)
         added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        shown = () if self.thinking is None else (self.thinking.begin, self.thinking.end)
+        self._special_ids = frozenset(id for id, token in added.items() if token.special and token.content not in shown)
         mark = None if self.tool_format is None else BEGINS[self.tool_format]
         special = {added[token_id].content: token_id for token_id in self._special_ids}
         self.call_token_id = None if mark is None else special.get(mark)  # where the mark of calls is a special token
@@ -71,17 +78,27 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def apply_chat_template(self, messages: Dicts, tools: Dicts | None = None) -> list[int]:
+    def apply_chat_template(
+        self, messages: Dicts, tools: Dicts | None = None, options: ChatOptions = CHAT_DEFAULTS
+    ) -> list[int]:
         """Token ids of a conversation to go on with. Raises ChatTemplateError where the template refuses it."""
-        return self.encode(self.render_chat(messages, tools), add_special_tokens=False)
+        return self.encode(self.render_chat(messages, tools, options), options.add_special_tokens)
 
-    def render_chat(self, messages: Dicts, tools: Dicts | None = None) -> str:
+    def render_chat(self, messages: Dicts, tools: Dicts | None = None, options: ChatOptions = CHAT_DEFAULTS) -> str:
         """The conversation as the model's prompt. Raises ChatTemplateError."""
         template = self._template if tools is None else self._tool_template
         if template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
-        tokens = self._template_tokens
-        return template.render(messages=messages, add_generation_prompt=True, tools=tools, **tokens)
+        values = {**self._template_tokens, **options.values(), "messages": messages, "tools": tools}
+        rendered = template.render(values)
+        if not options.continue_final_message:
+            return rendered
+        content = messages[-1].get("content") if messages else None
+        return up_to_final_message(rendered, content if isinstance(content, str) else "")
+
+    def template_reads(self, name: str) -> bool:
+        """Whether the chat template has anything of this name in it."""
+        return name in self._template_source
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids; bytes that are not UTF-8 become U+FFFD."""

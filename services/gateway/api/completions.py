@@ -22,6 +22,7 @@ from shared.openai.completions.answers import (
 )
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.chunks import ChunkWriter, EchoChunks, ToolCallChunks
+from shared.openai.completions.reasoning_chunks import ReasoningChunks
 from shared.openai.completions.requests import CHAT, TEXT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.fields import FLEX, AskedTier
@@ -76,7 +77,7 @@ def _with_tier_of_url(request: Request, completion: CompletionRequest) -> Comple
     return msgspec.structs.replace(completion, service_tier=FLEX) if tier == FLEX else completion
 
 
-def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:
+def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter | ReasoningChunks:
     request = choices.first.request
     writer: Callable[..., ChunkWriter] = (
         ChunkWriter if request.tools is None else partial(ToolCallChunks, tools=request.tools)
@@ -86,16 +87,18 @@ def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:
         echoes = [Echo.of(logprobs.tokenizer, prompt) for prompt in prompts]
         shown = partial(_shown_prompt, choices)
         writer = partial(EchoChunks, echoes=echoes, prompt_of=shown, sampling=request.sampling)
-    return writer(_head(choices.first), request.include_usage, logprobs, len(choices.generations))
+    made = writer(_head(choices.first), request.include_usage, logprobs, len(choices.generations))
+    return made if request.reasoning is None else ReasoningChunks(made, request.reasoning)
 
 
 def _completion(logprobs: LogprobsShape, choices: Choices) -> Completion:
-    sampling, tools = choices.first.request.sampling, choices.first.request.tools
+    request = choices.first.request
+    sampling, tools = request.sampling, request.tools
     shown = [
         Choice.of(each.output, sampling, logprobs, tools is not None, _shown_prompt(choices, index))
         for index, each in enumerate(choices.generations)
     ]
-    return completion_body(_head(choices.first), shown, choices.usage(), tools)
+    return completion_body(_head(choices.first), shown, choices.usage(), tools, request.reasoning)
 
 
 def _shown_prompt(choices: Choices, index: int) -> ShownPrompt:

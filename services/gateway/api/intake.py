@@ -24,6 +24,7 @@ from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Sender
 from services.gateway.live.tracker import Tracker
 from shared.openai.completions.chunks import ChunkWriter
+from shared.openai.completions.reasoning_chunks import ReasoningChunks
 from shared.openai.completions.requests import CompletionRequest
 from shared.openai.fields import FLEX
 from shared.openai.responses.answers import ResponseEvents
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 INLINE_BODY_BYTES = 16 * 1024
 COMPILED = (b"json_schema", b"tool_choice", b"strict", b"structured_outputs", b"guided_")
 
-StreamWriter = ChunkWriter | ResponseEvents
+StreamWriter = ChunkWriter | ReasoningChunks | ResponseEvents
 Keep = Callable[[Choices], Awaitable[None]] | None
 T = TypeVar("T")
 

@@ -167,7 +167,8 @@ def _described(line: int, custom_id: str, completion: CompletionRequest, respons
     sampling = completion.sampling
     kept = msgspec.structs.replace(sampling, grammar="", logit_bias=(), allowed_token_ids=(), bad_words=())
     num_bytes = max(0, len(encode(sampling)) - USUAL_SAMPLING_BYTES)
-    return BatchLine(line, custom_id, len(completion.prompt_token_ids), kept, completion.tools, num_bytes, response)
+    num_prompt_tokens, tools = len(completion.prompt_token_ids), completion.tools
+    return BatchLine(line, custom_id, num_prompt_tokens, kept, tools, num_bytes, response, completion.reasoning)
 
 
 def _check_logprobs(completion: CompletionRequest) -> None:

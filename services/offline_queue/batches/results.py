@@ -87,7 +87,7 @@ class ResultWriter:
         num_output_tokens = sum(len(output.token_ids) for output in result.choices)
         head = AnswerHead(record.endpoint, result.request_id, record.created_at, record.model or "")
         usage = CompletionUsage.of(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens)
-        body = completion_body(head, choices, usage, line.tools)
+        body = completion_body(head, choices, usage, line.tools, line.reasoning)
         return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
 
     def _response(self, line: BatchLine, begun: ModelResponse, result: OfflineResult) -> ModelResponse:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from shared.openai.completions.prompt_fields import Documents, Effort, Side, TemplateValues, Truncation
 from shared.openai.completions.prompts import PROMPT_SCHEMA, Message
 from shared.openai.fields import AskedTier, Metadata
 from shared.openai.grammars import ResponseFormat
@@ -73,6 +74,9 @@ class CompletionBody(CommonBody, kw_only=True):
     guided_regex: Regex | None = None
     guided_choice: ChoiceTexts | None = None
     guided_grammar: GrammarText | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Side | None = None
     stream_options: StreamOptions | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
 
@@ -85,6 +89,12 @@ class ChatCompletionBody(CompletionBody, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: Annotated[Any, Meta(extra_json_schema=TOOL_CHOICE_SCHEMA)] = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateValues | None = None
+    documents: Documents | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CHAT_TOP_LOGPROBS)] | None = None
 

@@ -8,10 +8,12 @@ import msgspec
 
 from shared.errors import ChatTemplateError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
+from shared.openai.completions.prompt_fields import chat_options, refused_by_template, truncated
 from shared.openai.completions.prompts import chat_prompt, text_prompts
 from shared.openai.completions.sampling import sampling_of
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import CHAT_FIELDS, DEFAULT, FLEX, TEXT_FIELDS, OtherFields, read_fields
+from shared.openai.reasoning import Reasoning, continued_content
 from shared.openai.served_model import ServedModel
 from shared.openai.shown_prompt import check_scores
 from shared.openai.tools.calls import ToolUse
@@ -37,6 +39,7 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     metadata: dict[str, str] | None = None
     service_tier: str = DEFAULT
     tools: ToolUse | None = None  # whose calls are to be found in the output
+    reasoning: Reasoning | None = None  # to be parted from the content
     other_prompts: list[list[int]] = []  # of a text completion with several; each has its own choices
 
     @property
@@ -76,28 +79,47 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     if endpoint == CHAT:
         is_parallel = fields.parallel_tool_calls is not False
         tools = tool_use(fields.tools, fields.tool_choice, is_parallel, tokenizer.tool_format)
-    prompt_token_ids, *other_prompts = _prompts(endpoint, fields, tokenizer, tools)
+    prompts = _prompts(endpoint, fields, tokenizer, tools)
+    prompt_token_ids, *other_prompts = [truncated(each, fields, _room(fields, model)) for each in prompts]
     longest = max(map(len, [prompt_token_ids, *other_prompts]))
     check_scores(fields.prompt_logprobs, stream)
+    sampling = sampling_of(fields, tools, longest, tokenizer, model)
     return CompletionRequest(
         endpoint=endpoint,
         model=model.name,
         prompt_token_ids=prompt_token_ids,
-        sampling=sampling_of(fields, tools, longest, tokenizer, model),
+        sampling=sampling,
         stream=stream,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         user=fields.user,
         metadata=fields.metadata,
         service_tier=FLEX if fields.service_tier == FLEX else DEFAULT,  # online requests have one tier
         tools=tools,
+        reasoning=_reasoning(fields, prompt_token_ids, sampling, tokenizer) if endpoint == CHAT else None,
         other_prompts=other_prompts,
     )
 
 
 def _prompts(endpoint: str, fields: Any, tokenizer: Tokenizer, tools: ToolUse | None) -> list[list[int]]:
     if endpoint == TEXT:
-        return text_prompts(fields.prompt, tokenizer)
+        return text_prompts(fields.prompt, tokenizer, fields.add_special_tokens is not False)
+    options = chat_options(fields, tokenizer)
     try:
-        return [chat_prompt(fields.messages, tokenizer, fields.tools if tools is not None else None)]
+        return [chat_prompt(fields.messages, tokenizer, fields.tools if tools is not None else None, options)]
     except ChatTemplateError as error:
-        raise RequestError(str(error), "messages") from error
+        raise refused_by_template(error, fields) from error
+
+
+def _reasoning(fields: Any, prompt: list[int], sampling: SamplingParams, tokenizer: Tokenizer) -> Reasoning | None:
+    """None also where the answer keeps to a grammar: it holds from the first token on."""
+    if sampling.grammar:
+        return None
+    continued = continued_content(fields.messages, bool(fields.continue_final_message))
+    return Reasoning.of(prompt, continued, fields.include_reasoning is not False, tokenizer)
+
+
+def _room(fields: Any, model: ServedModel) -> int:
+    """Tokens that a prompt may have beside the output that is asked for, or one token where that is not said."""
+    asked = getattr(fields, "max_completion_tokens", None) or fields.max_tokens or 1
+    room = model.max_model_len - asked
+    return room if model.max_prompt_tokens is None else min(room, model.max_prompt_tokens)

@@ -17,8 +17,8 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 PARAMETERS, OLD_CALL = "tools[0].function.parameters", "messages[0].function_call"
 ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 VLLM_FIELDS: dict[str, Any] = {  # and one that nobody knows
-    "chat_template_kwargs": {"enable_thinking": False},
-    "continue_final_message": True,
+    "chat_template": "{{ messages }}",
+    "vllm_xargs": {"a": 1},
     "cache_salt": "s",
     "guided_whitespace_pattern": " ",
     "use_beam_search": True,
