@@ -105,6 +105,11 @@ class Tokenizer:
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_of(self, token_id: int) -> str:
+        """As the vocabulary has it; empty for an id outside of it."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token or ""
+
     def token_bytes(self, token_id: int) -> bytes:
         """What the token alone stands for, special ones by their name."""
         return self._bytes.of(token_id)

@@ -50,17 +50,17 @@ async def text_completions(request: Request) -> Response:
 
 @router.get("/v1/models", tags=["models"], **answers(json_of(ModelList)))
 async def list_models(request: Request) -> Response:
-    """The model that this stack serves."""
-    model = model_for(request)
-    return JsonResponse(ModelList([_model(context_of(request), model)] if model.permits(model.name) else []))
+    """The model that this stack serves, by each of its names."""
+    model, context = model_for(request), context_of(request)
+    return JsonResponse(ModelList([_model(context, model, name) for name in model.names]))
 
 
 @router.get("/v1/models/{model_id:path}", tags=["models"], **answers(json_of(Model)))
 async def get_model(request: Request, model_id: str) -> Response:
-    """One model, by its name, which may have slashes in it."""
+    """One model, by a name, which may have slashes in it."""
     model = model_for(request)
     model.check(model_id)
-    return JsonResponse(_model(context_of(request), model))
+    return JsonResponse(_model(context_of(request), model, model_id))
 
 
 async def _complete(endpoint: str, request: Request) -> Response:
@@ -111,5 +111,5 @@ def _head(first: Generation) -> AnswerHead:
     return AnswerHead(request.endpoint, first.request_id, int(first.arrival_s), request.model, request.service_tier)
 
 
-def _model(context: Context, model: ServedModel) -> Model:
-    return Model(model.name, context.created_s, model.max_model_len)
+def _model(context: Context, model: ServedModel, name: str) -> Model:
+    return Model(name, context.created_s, model.max_model_len)

@@ -48,11 +48,18 @@ T = TypeVar("T")
 async def read_request(
     request: Request, parse: Callable[..., T], prepare: Callable[[bytes], Awaitable[dict[str, Any]]] | None = None
 ) -> T:
-    """The body as ``parse(body, tokenizer, model)`` reads it, with further arguments that ``prepare`` has found. Raises
-    Refusal and what these raise."""
-    context = context_of(request)
+    """As ``read_body``, of a request that is to run. Raises Refusal and what that raises."""
     take_request(request)
-    context.admission.check_online(sender_of(request, None).client_id)
+    context_of(request).admission.check_online(sender_of(request, None).client_id)
+    return await read_body(request, parse, prepare)
+
+
+async def read_body(
+    request: Request, parse: Callable[..., T], prepare: Callable[[bytes], Awaitable[dict[str, Any]]] | None = None
+) -> T:
+    """The body as ``parse(body, tokenizer, model)`` reads it, with further arguments that ``prepare`` has found. Raises
+    what these raise, and Refusal for a body for which there is no room."""
+    context = context_of(request)
     async with context.bodies.body(request, context.settings.max_body_bytes) as body:
         model = model_for(request)
         if prepare is not None:

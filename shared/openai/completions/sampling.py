@@ -13,11 +13,12 @@ from shared.openai.structured_outputs import constraint_of
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FREE
 from shared.protocol.sampling import SEED_BITS, SamplingParams
+from shared.text.generation_defaults import GenerationDefaults
 from shared.text.tokenizer import Tokenizer
 
 # What goes on as it is asked for.
 PLAIN_PARAMS = (
-    *("temperature", "top_p", "min_p", "n", "ignore_eos", "min_tokens"),
+    *("temperature", "top_p", "top_k", "min_p", "n", "ignore_eos", "min_tokens"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 DEFAULT_TEXT_MAX_TOKENS = 16  # what OpenAI generates on /v1/completions when the request does not say
@@ -37,7 +38,6 @@ def sampling_of(
     max_tokens = _max_tokens(fields, prompt_tokens, model)
     return SamplingParams(
         max_tokens=max_tokens,
-        top_k=min(max(0, fields.top_k or 0), tokenizer.vocab_size),
         seed=secrets.randbits(SEED_BITS) if fields.seed is None else fields.seed % (1 << SEED_BITS),
         stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
@@ -51,13 +51,17 @@ def sampling_of(
         prompt_logprobs=asked_of_prompt(fields.prompt_logprobs, num_logprobs if fields.echoes else None, prompt_tokens),
         echo=fields.echoes,
         lists_prompt=fields.prompt_logprobs is not None,
-        **_plain(fields, max_tokens),
+        **_plain(fields, max_tokens, tokenizer.vocab_size, model.defaults),
     )
 
 
-def _plain(fields: Body, max_tokens: int) -> dict[str, Any]:
-    """What is given of PLAIN_PARAMS."""
-    given = {name: value for name in PLAIN_PARAMS if (value := getattr(fields, name)) is not None}
+def _plain(fields: Body, max_tokens: int, vocab_size: int, defaults: GenerationDefaults) -> dict[str, Any]:
+    """What is given of PLAIN_PARAMS, or is the model's default."""
+    asked = {name: getattr(fields, name) for name in PLAIN_PARAMS}
+    given = {name: defaults.of(name) if value is None else value for name, value in asked.items()}
+    given = {name: value for name, value in given.items() if value is not None}
+    if "top_k" in given:
+        given["top_k"] = min(max(0, given["top_k"]), vocab_size)
     if given.get("min_tokens", 0) > max_tokens:
         message = f"min_tokens is {fields.min_tokens}, and no more than {max_tokens} tokens may come"
         raise RequestError(message, "min_tokens")

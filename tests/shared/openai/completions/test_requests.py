@@ -40,15 +40,31 @@ def call(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
 
 
-def parse(endpoint: str, **fields: Any) -> CompletionRequest:
+def parse(endpoint: str, served: ServedModel = MODEL, **fields: Any) -> CompletionRequest:
     """A good request with these fields changed; a field that is ``msgspec.UNSET`` is left out."""
     body = {"model": "tiny"} | ({"messages": MESSAGES} if endpoint == CHAT else {"prompt": "Hello"}) | fields
     present = {name: value for name, value in body.items() if value is not msgspec.UNSET}
-    return parse_completion(endpoint, msgspec.json.encode(present), TOKENIZER, MODEL)
+    return parse_completion(endpoint, msgspec.json.encode(present), TOKENIZER, served)
 
 
 def json_schema(schema: Any, name: str = "answer") -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}
+
+
+def test_a_model_has_each_of_its_names() -> None:
+    """Answers have the first; who may ask for one is not told of the others."""
+    model = ServedModel("first", 256, aliases=("second", "third"))
+    assert model.names == ["first", "second", "third"]
+    for name in model.names:
+        assert parse(CHAT, model, model=name).model == "first"
+    for other in ("tiny", ""):
+        with pytest.raises(RequestError, match="'first' and 'second' and 'third'") as raised:
+            parse(CHAT, model, model=other)
+        assert (raised.value.status, raised.value.param) == (404, "model")
+    limited = msgspec.structs.replace(model, permitted=["second", "else"])
+    assert limited.names == ["second"] and parse(TEXT, limited, model="second").model == "first"
+    with pytest.raises(RequestError, match="do not have access"):
+        parse(TEXT, limited, model="first")
 
 
 def test_defaults_are_openais() -> None:
