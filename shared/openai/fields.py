@@ -39,6 +39,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_mm_kwargs": (False,),
+    "mm_payload": ("tensors", "none"),
+    "routed_experts_prompt_start": (0,),
+    "thinking_token_budget": (-1,),
 }
 
 
@@ -62,6 +67,7 @@ CHAT_FIELDS = OtherFields(
         "prediction": (),
         "web_search_options": (),
         "moderation": (),
+        "return_prompt_text": (False,),
         "verbosity": ("medium",),
     },
 )
