@@ -88,7 +88,7 @@ class GatewayService(Service):
         context = self._context
         return {
             "url": f"http://{self._settings.host}:{self._settings.port}",
-            "model": self._settings.model_name,
+            "model": context.model.name,
             "live_requests": context.tracker.num_live,
             "waiting_requests": len(context.tracker.room),
             "flex_requests": context.flex.num_live,

@@ -9,8 +9,9 @@ from msgspec import Meta
 from loadgen.errors import SloError
 from loadgen.report.slo import parse_slos
 from shared.errors import ConfigError
+from shared.openai.served_model import FROM_MODEL, GENERATION_CONFIGS
 from shared.protocol.access.api_keys import ApiKeyRecord, hash_api_key, key_hint
-from shared.settings.setting import LIST, SECRET, SEPARATOR, LogLevel, NatsUrl, choices
+from shared.settings.setting import LIST, SECRET, LogLevel, NatsUrl, choices
 
 MIN_KEY_LENGTH = 32  # of a key that an operator chose
 
@@ -19,7 +20,24 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Slackwater's HTTP front: OpenAI's API for completions, files and batches."""
 
     model_path: Annotated[str, Meta(description="folder with the model's config.json and tokenizer")]
-    model_name: Annotated[str, Meta(description="the model's name in the API", min_length=1)] = "smollm2-135m-instruct"
+    model_name: Annotated[str, Meta(description="the model's name in the stack", min_length=1)] = (
+        "smollm2-135m-instruct"
+    )
+    served_model_name: Annotated[
+        str,
+        Meta(
+            description="what clients call the model, by any of these names; the first is in answers; empty: as the "
+            "stack does",
+            extra=LIST,
+        ),
+    ] = ""
+    generation_config: Annotated[
+        str,
+        Meta(
+            description="where sampling has its defaults from: auto: the model's generation_config.json, none: nowhere",
+            extra=choices(GENERATION_CONFIGS),
+        ),
+    ] = FROM_MODEL
     nats: NatsUrl = "nats://127.0.0.1:4222"
     log_level: LogLevel = "info"
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
@@ -96,11 +114,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         """The tightest of its SLOs on TTFT that says it in seconds; None without one."""
         bounds_s = [slo.limit / 1e3 for slo in parse_slos(self.slo) if slo.metric == "ttft_ms" and not slo.relative]
         return min(bounds_s, default=None)
-
-
-def listed(value: str) -> list[str]:
-    """The values of a setting that has several, without the white space around each."""
-    return [each.strip() for each in value.split(SEPARATOR) if each.strip()]
 
 
 def are_keys_required(settings: GatewaySettings) -> bool:

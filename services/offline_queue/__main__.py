@@ -10,11 +10,12 @@ from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus
 from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError, SlackwaterError
-from shared.openai.completions.requests import ServedModel
+from shared.openai.served_model import ServedModel, defaults_of
 from shared.process.service import run_service
 from shared.protocol.learnt import LearntBy
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config
+from shared.settings.setting import listed
 from shared.text.model_folder import ModelFacts, tokenizer_digest
 from shared.text.tokenizer import Tokenizer
 
@@ -42,8 +43,11 @@ def prepared(settings: OfflineQueueSettings, clock: Clock) -> Callable[[Bus], Of
     tokenizer = Tokenizer.from_folder(folder)
     facts = ModelFacts.read(folder)
     max_model_len = settings.max_model_len or facts.max_model_len
-    model = ServedModel(settings.model_name, max_model_len, embedding_sizes=facts.embedding_sizes)
-    learnt_by = LearntBy(settings.strategy.offline_order, model.name, tokenizer_digest(folder), block_size)
+    name, *aliases = listed(settings.served_model_name) or [settings.model_name]
+    defaults = defaults_of(folder, settings.generation_config)
+    sizes = facts.embedding_sizes
+    model = ServedModel(name, max_model_len, aliases=tuple(aliases), defaults=defaults, embedding_sizes=sizes)
+    learnt_by = LearntBy(settings.strategy.offline_order, settings.model_name, tokenizer_digest(folder), block_size)
 
     def make(bus: Bus) -> OfflineQueueService:
         return OfflineQueueService(bus, settings, model, order, tokenizer, clock, learnt_by)

@@ -16,7 +16,7 @@ from shared.bus.lease import Lease
 from shared.clock import Clock
 from shared.errors import BusError, LeaseLostError
 from shared.latency.model import LatencyModel
-from shared.openai.completions.requests import ServedModel
+from shared.openai.served_model import ServedModel
 from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat
@@ -67,7 +67,7 @@ class OfflineQueueService(Service):
     ) -> None:
         """``order``: an empty one, the strategy's; ``learnt_by``: as what it remembers."""
         self._bus = bus
-        self._model = model
+        self._model_name = settings.model_name
         self._strategy = settings.strategy
         self._clock = clock
         self._lease = Lease(bus, NAME, clock)
@@ -220,7 +220,7 @@ class OfflineQueueService(Service):
             lost = await self._detach(entry.key)
             if info is not None:  # it came back without having signed off
                 await self._batches.add_losses(lost, f"executor {entry.key} was lost")
-        if info is not None and info.spec.model == self._model.name:
+        if info is not None and info.spec.model == self._model_name:
             await self._attach(info)
 
     async def _attach(self, info: ExecutorInfo) -> None:

@@ -5,8 +5,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from shared.openai.served_model import FROM_MODEL, GENERATION_CONFIGS
 from shared.scheduling.strategy import Strategy
-from shared.settings.setting import LogLevel, NatsUrl
+from shared.settings.setting import LIST, LogLevel, NatsUrl, choices
 
 
 class OfflineQueueSettings(msgspec.Struct, frozen=True):
@@ -15,7 +16,13 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     model_path: Annotated[str, Meta(description="folder of the prepared model")]
     nats: NatsUrl = "nats://127.0.0.1:4222"
     log_level: LogLevel = "info"
-    model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
+    model_name: Annotated[str, Meta(description="the model's name in the stack")] = "smollm2-135m-instruct"
+    served_model_name: Annotated[
+        str, Meta(description="what clients call the model; empty: as the stack does", extra=LIST)
+    ] = ""
+    generation_config: Annotated[
+        str, Meta(description="where sampling has its defaults from", extra=choices(GENERATION_CONFIGS))
+    ] = FROM_MODEL
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     block_size: Annotated[
         int, Meta(ge=0, description="tokens of a KV block of the executors, by which prompts are compared; 0 is 16")

@@ -26,21 +26,24 @@ Metadata = Annotated[
 # How prompts are cached, requests are told apart, and when and in what portions answers come.
 IGNORED = (
     *("prompt_cache_options", "prompt_cache_retention", "chat_id"),  # the last is Open WebUI's
-    *("priority", "request_id", "session_id", "stream_interval", "include_reasoning"),  # vLLM's
+    *("priority", "request_id", "session_id", "stream_interval"),  # vLLM's
+    "guided_decoding_backend",  # the same
 )
 IGNORED_COMPLETION = (*IGNORED, "store", "prompt_cache_key", "safety_identifier")  # a response repeats them
 
 # vLLM's own fields with what they are by default.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "min_tokens": (0,),
     "echo": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_mm_kwargs": (False,),
+    "mm_payload": ("tensors", "none"),
+    "routed_experts_prompt_start": (0,),
+    "thinking_token_budget": (-1,),
 }
 
 
@@ -64,22 +67,21 @@ CHAT_FIELDS = OtherFields(
         "prediction": (),
         "web_search_options": (),
         "moderation": (),
-        "reasoning_effort": ("none",),
+        "return_prompt_text": (False,),
         "verbosity": ("medium",),
-        "add_generation_prompt": (True,),
-        "add_special_tokens": (False,),
-        "continue_final_message": (False,),
     },
 )
 TEXT_FIELDS = OtherFields(
-    IGNORED_COMPLETION,
-    {name: values for name, values in REFUSED.items() if name != "echo"}
-    | {"suffix": (), "add_special_tokens": (True,)},
+    (*IGNORED_COMPLETION, "include_reasoning"),
+    {name: values for name, values in REFUSED.items() if name != "echo"} | {"suffix": ()},
 )
 RESPONSE_FIELDS = OtherFields(
-    (*IGNORED, "max_tool_calls", "stream_options"),
+    (*IGNORED, "max_tool_calls", "stream_options", "include_reasoning"),
     REFUSED
     | {
+        "min_tokens": (0,),
+        "skip_special_tokens": (True,),
+        "include_stop_str_in_output": (False,),
         "background": (False,),
         "conversation": (),
         "context_management": (),

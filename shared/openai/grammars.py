@@ -42,20 +42,25 @@ def grammar_of(asked: ResponseFormat | None, tokenizer: Tokenizer) -> str:
     """llguidance's own JSON of it; empty for any text. Raises RequestError where nothing could keep to it."""
     if asked is None or asked.type == "text":
         return ""
-    from llguidance import LLMatcher  # late: most processes never see a schema
-
     if asked.type == "json_schema" and asked.json_schema is None:
         raise RequestError("response_format.json_schema is missing", f"{PARAM}.json_schema")
     schema = ANY_OBJECT if asked.json_schema is None or asked.type == "json_object" else asked.json_schema.schema
-    check_depth(PARAM, schema)
-    encoded = _encoded(schema, f"{PARAM}: the schema is", PARAM)
+    return schema_grammar(schema, tokenizer, PARAM)
+
+
+def schema_grammar(schema: dict[str, Any], tokenizer: Tokenizer, param: str) -> str:
+    """Of JSON that keeps to the schema, which the field ``param`` gave. Raises RequestError where nothing could."""
+    from llguidance import LLMatcher  # late: most processes never see a schema
+
+    check_depth(param, schema)
+    text = encoded(schema, f"{param}: the schema is", param)
     try:
-        grammar: str = LLMatcher.grammar_from_json_schema(encoded, overrides=STYLE)
+        grammar: str = LLMatcher.grammar_from_json_schema(text, overrides=STYLE)
         problem = problem_of(grammar, tokenizer)
     except ValueError as error:
         problem = str(error)
     if problem:
-        raise RequestError(f"{PARAM}: {problem}", PARAM, "unsupported_value")
+        raise RequestError(f"{param}: {problem}", param, "unsupported_value")
     return grammar
 
 
@@ -70,7 +75,7 @@ def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer:
     for place, each in enumerate(functions):
         is_held_to = is_demanded or bool(each.strict)
         calls.append(_call_schema(each, key, f"#/anyOf/{place}/properties/{key}", is_held_to))
-    schema = _encoded({"anyOf": calls, "x-guidance": STYLE}, "the tools' parameters are", "tools")
+    schema = encoded({"anyOf": calls, "x-guidance": STYLE}, "the tools' parameters are", "tools")
     grammar = f"{_FRAMES[use.format](use, tokenizer, is_demanded)}value: %json {schema}\n"
     if problem := problem_of(grammar, tokenizer):
         raise RequestError(f"the tools' parameters cannot be kept to: {problem}", "tools", "unsupported_value")
@@ -89,11 +94,12 @@ def problem_of(grammar: str, tokenizer: Tokenizer) -> str:
     return "; ".join(messages)[:500] if is_wrong else ""
 
 
-def _encoded(schema: dict[str, Any], what: str, param: str) -> str:
-    encoded = msgspec.json.encode(schema)
-    if len(encoded) > MAX_SCHEMA_BYTES:
+def encoded(value: Any, what: str, param: str) -> str:
+    """As JSON. Raises RequestError where that is too long."""
+    data = msgspec.json.encode(value)
+    if len(data) > MAX_SCHEMA_BYTES:
         raise RequestError(f"{what} longer than {MAX_SCHEMA_BYTES} bytes", param)
-    return encoded.decode()
+    return data.decode()
 
 
 def _hermes(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:

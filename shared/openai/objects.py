@@ -54,7 +54,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """The one model that a stack serves."""
+    """The one model that a stack serves, by each of its names."""
 
     data: list[Model]
     object: Literal["list"] = "list"

@@ -30,8 +30,11 @@ class ShownText:
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, shows_calls: bool = False) -> None:
         """``shows_calls`` as of ``Tokenizer.detokenizer``."""
-        self._detokenizer = tokenizer.detokenizer(sampling.stop, shows_calls)
+        self._detokenizer = tokenizer.detokenizer(
+            sampling.stop, shows_calls, sampling.shows_special, sampling.min_tokens, sampling.includes_stop
+        )
         self._sampling = sampling
+        self._eos_token_ids = tokenizer.eos_token_ids
         self._num_shown = 0  # characters
         self._waiting: deque[ShownToken] = deque()
 
@@ -43,8 +46,9 @@ class ShownText:
     def step(
         self, token_ids: list[int], logprobs: list[TokenLogprobs], finish_reason: FinishReason | None
     ) -> tuple[str, list[ShownToken]]:
-        """As ``push``, without the stop token that ended the output; all that is left with the finish reason."""
-        if finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in self._sampling.stop_token_ids:
+        """As ``push``, without the token that ended the output unless that is to be shown; all that is left with the
+        finish reason."""
+        if finish_reason is FinishReason.STOP and token_ids and self._ends(token_ids[-1]):
             token_ids = token_ids[:-1]
         text, tokens = self.push(token_ids, logprobs[: len(token_ids)])
         if finish_reason is None:
@@ -60,7 +64,7 @@ class ShownText:
         for token_id, each in zip(token_ids, logprobs, strict=True):
             if token_id not in self._detokenizer.hidden_ids:
                 self._waiting.append(ShownToken(token_id, each, self._detokenizer.num_decoded))
-                text += self._detokenizer.push([token_id])
+            text += self._detokenizer.push([token_id])
         return text, self._shown(text)
 
     def finish(self) -> tuple[str, list[ShownToken]]:
@@ -71,6 +75,12 @@ class ShownText:
             tokens += self._waiting
         self._waiting.clear()
         return text, tokens
+
+    def _ends(self, token_id: int) -> bool:
+        sampling = self._sampling
+        if sampling.includes_stop:
+            return False
+        return token_id in sampling.stop_token_ids or (not sampling.ignore_eos and token_id in self._eos_token_ids)
 
     def _shown(self, text: str) -> list[ShownToken]:
         self._num_shown += len(text)

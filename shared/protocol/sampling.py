@@ -47,6 +47,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: Finite = 0.0
     repetition_penalty: Weight = 1.0  # over prompt and output so far (Keskar et al., CTRL, 2019); 1 is off
     logit_bias: tuple[tuple[TokenId, Finite], ...] = ()  # (token id, what is added to its logit), by token id
+    min_tokens: Count = 0  # before so many of the output neither EOS nor a stop token comes, nor a stop string counts
+    allowed_token_ids: tuple[TokenId, ...] = ()  # without any, all are
+    bad_words: tuple[tuple[TokenId, ...], ...] = ()  # tokens that the output may not have one after another
+    includes_stop: bool = False  # its client is shown the stop token or stop string that ends it
+    shows_special: bool = False  # and the names of special tokens
     grammar: str = ""  # that the output keeps to, as llguidance reads it; empty for any text
     n: Positive = 1  # choices of an offline request, one after another; an online one is one of its own for each
     logprobs: Count | None = None  # with each token its own, and those of so many most probable ones; None: without
@@ -71,7 +76,17 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     def adjusts_logits(self) -> bool:
         """Whether logits are changed before the temperature divides them."""
         has_penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
-        return bool(has_penalties or self.logit_bias or self.grammar)
+        return bool(has_penalties or self.logit_bias or self.forbids_tokens)
+
+    @property
+    def forbids_tokens(self) -> bool:
+        """Whether there are tokens that may not come, now or at some places."""
+        return bool(self.grammar or self.allowed_token_ids or self.bad_words or self.delays_end)
+
+    @property
+    def delays_end(self) -> bool:
+        """Whether a token would end it that may not come from the beginning."""
+        return self.min_tokens > 0 and bool(self.stop_token_ids or not self.ignore_eos)
 
     def seed_of_choice(self, index: int) -> int:
         """Of the choice so many after the one that this is the sampling of."""

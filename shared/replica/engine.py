@@ -26,6 +26,11 @@ class TokenHistory:
     token_ids: list[int]  # prompt and output so far
     num_prompt_tokens: int
 
+    @property
+    def output(self) -> list[int]:
+        """So far; a copy."""
+        return self.token_ids[self.num_prompt_tokens :]
+
 
 @dataclass(frozen=True, slots=True)
 class Sequence:

@@ -13,7 +13,8 @@ from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.replica.prompt_scores import PromptScoring
 from shared.scheduling.kv.block_hash import block_hash, hash_chain, scored_chain
 from shared.scheduling.request import Kind, Request
-from shared.text.tokenizer import IncrementalDetokenizer, Tokenizer
+from shared.text.detokenizer import IncrementalDetokenizer
+from shared.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -116,11 +117,14 @@ class LiveSequence:
         return self.token_ids[start + 1 : min(end + 1, self.num_prompt_tokens)]
 
     def append(self, token_id: int, spec: EngineSpec, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
-        """Take one sampled token; why the sequence ends with it, if it does. A stop token is not part of the output."""
+        """Take one sampled token; why the sequence ends with it, if it does. A stop token is part of the output
+        only where it is to be shown."""
         sampling, request = self.sampling, self.request
         ends = not sampling.ignore_eos and token_id in spec.eos_token_ids
         if not ends and sampling.stop_token_ids and token_id in sampling.stop_token_ids:
-            return FinishReason.STOP
+            if not sampling.includes_stop:
+                return FinishReason.STOP
+            ends = True
         self.token_ids.append(token_id)
         self.unpublished.append(token_id)
         if logprobs is not None:
@@ -177,10 +181,16 @@ class LiveSequence:
             return FinishReason.STOP
         if self.sampling.max_tokens == 0:
             return None  # its prompt is to be computed
-        has_output = len(self.token_ids) > self.num_prompt_tokens
-        if has_output and not self.sampling.ignore_eos and self.token_ids[-1] in spec.eos_token_ids:
+        if len(self.token_ids) > self.num_prompt_tokens and self._has_ended(spec):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.request.num_tokens >= self.request.max_total_tokens else None
+
+    def _has_ended(self, spec: EngineSpec) -> bool:
+        """By its last token."""
+        sampling, last = self.sampling, self.token_ids[-1]
+        if sampling.includes_stop and last in sampling.stop_token_ids:
+            return True
+        return not sampling.ignore_eos and last in spec.eos_token_ids
 
     def _meets_stop_string(self, token_id: int) -> bool:
         if self.stop_strings is None:
@@ -205,4 +215,6 @@ def scheduled(request: GenerateRequest, max_model_len: int) -> Request:
 
 
 def _stop_strings(sampling: SamplingParams, tokenizer: Tokenizer | None) -> IncrementalDetokenizer | None:
-    return tokenizer.detokenizer(sampling.stop) if tokenizer and sampling.stop else None
+    if tokenizer is None or not sampling.stop:
+        return None
+    return tokenizer.detokenizer(sampling.stop, shows_special=sampling.shows_special, min_tokens=sampling.min_tokens)

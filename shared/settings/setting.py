@@ -23,6 +23,11 @@ SEPARATOR = ","
 MAX_SHOWN = 200  # characters of a value that is refused
 
 
+def listed(value: str) -> list[str]:
+    """The values of a setting that has several, without the white space around each."""
+    return [each.strip() for each in value.split(SEPARATOR) if each.strip()]
+
+
 def choices(known: Iterable[str]) -> dict[str, Any]:
     """For ``Meta(extra=...)``: the values that there are."""
     return {"choices": tuple(known)}

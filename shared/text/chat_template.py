@@ -31,12 +31,12 @@ class ChatTemplate:
         except Exception as error:  # Jinja makes Python of it, which may be none: a break outside a loop
             raise ModelError(f"the chat template does not parse: {error}") from error
 
-    def render(self, **values: Any) -> str:
+    def render(self, values: Mapping[str, Any]) -> str:
         """Raises ChatTemplateError where the template refuses the values, fails, or does not come to an end."""
         pieces: list[str] = []
         num_left = MAX_CHARACTERS
         try:
-            for piece in self._template.generate(**values, range=_bounded_range()):
+            for piece in self._template.generate({**values, "range": _bounded_range()}):
                 pieces.append(piece)
                 num_left -= len(piece)
                 if num_left < 0:

@@ -24,9 +24,11 @@ from services.executor.gguf_file import GgufFile
 from services.gateway.http.bodies import read_upload
 from services.offline_queue.batches.input import BatchInput
 from shared.errors import ConfigError, ModelError
-from shared.openai.completions.requests import CHAT, TEXT, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, TEXT, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.responses.requests import parse_response
+from shared.openai.served_model import ServedModel
+from shared.openai.tokenization import detokenized, tokenized
 from shared.protocol.batches import BatchRecord
 from shared.protocol.codec import decode, decode_record, encode, encode_record
 from shared.settings.config_file import ConfigFile
@@ -41,6 +43,12 @@ LINE = {"custom_id": "a", "method": "POST", "url": CHAT}
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
 FULL = BODY | {"stop": ["a"], "logit_bias": {"5": 1}, "seed": 1, "n": 2, "logprobs": True, "top_logprobs": 2}
+VLLM_BODIES: list[dict[str, Any]] = [
+    {"model": "m", "prompt": "x", "structured_outputs": {"regex": "a+"}, "bad_words": ["a"], "min_tokens": 1},
+    {"model": "m", "prompt": "x", "guided_choice": ["a", "b"], "truncate_prompt_tokens": -1, "allowed_token_ids": [1]},
+    BODY | {"guided_grammar": 'start: "a"', "chat_template_kwargs": {"a": [1]}, "continue_final_message": True},
+    {"model": "m", "tokens": [1, 2]},
+]
 GGUF_MAGIC = b"GGUF\x03\x00\x00\x00"
 ROW = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
 CONFIGURED = b'[executor]\nthreads = 2\n[strategy]\npreset = "hygen"\n'
@@ -73,6 +81,8 @@ def http_body(data: bytes) -> None:
         lambda body: parse_completion(CHAT, body, _tokenizer(), MODEL),
         lambda body: parse_completion(TEXT, body, _tokenizer(), MODEL),
         lambda body: parse_response(body, _tokenizer(), MODEL),
+        lambda body: tokenized(body, _tokenizer(), MODEL),
+        lambda body: detokenized(body, _tokenizer(), MODEL),
     ]
     try:
         encode(readers[data[0] % len(readers) if data else 0](data[1:]))
@@ -110,7 +120,8 @@ def seeds(name: str) -> list[bytes]:
     """Good inputs of a target, and some that are nearly good."""
     lines = [json.dumps(LINE | {"body": body}).encode() for body in (BODY, FULL, BODY | {"tools": [TOOL]})]
     bodies = [
-        json.dumps(body).encode() for body in (BODY, FULL, {"model": "m", "prompt": "x"}, {"model": "m", "input": "x"})
+        json.dumps(body).encode()
+        for body in (BODY, FULL, *VLLM_BODIES, {"model": "m", "prompt": "x"}, {"model": "m", "input": "x"})
     ]
     found: dict[str, Callable[[], list[bytes]]] = {
         "codec": lambda: [
@@ -118,7 +129,7 @@ def seeds(name: str) -> list[bytes]:
             for number, each in enumerate(message_types())
         ],
         "batch_line": lambda: [*lines, b"\n".join(lines), b"\xef\xbb\xbf" + lines[0] + b"\r\n"],
-        "http_body": lambda: [bytes([number]) + body for number in range(3) for body in (*bodies, *BODIES.values())],
+        "http_body": lambda: [bytes([number]) + body for number in range(5) for body in (*bodies, *BODIES.values())],
         "multipart": lambda: [each.partition(b"\r\n\r\n")[2] for each in FORMS.values()],
         "gguf": lambda: [(2).to_bytes(8, "little") * 2, b"", bytes(64), b"\xff" * 64],
         "trace": lambda: [ROW, ROW * 2, b'{"timestamp": 1, "input_length": 2, "output_length": 3}\n'],

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,11 @@ class GrammarMasks:
         self._future = lru_cache(MAX_GRAMMARS)(lambda grammar: self._thread.submit(self._compile, grammar))
         self._places: OrderedDict[str, _Place] = OrderedDict()  # by request, the last used at the end
 
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """Of the model whose tokens these are."""
+        return ModelFacts.read(self._path)
+
     def prefetch(self, grammars: Iterable[str]) -> None:
         """Begin to compile those that are not empty; returns at once."""
         for grammar in grammars:
@@ -61,7 +66,7 @@ class GrammarMasks:
     def _matcher_of(self, row: SampleRow) -> LLMatcher:
         """After the row's output so far."""
         assert row.history is not None
-        grammar, output = row.sampling.grammar, row.history.token_ids[row.history.num_prompt_tokens :]
+        grammar, output = row.sampling.grammar, row.history.output
         place = self._places.pop(row.request_id, None)
         if place is None or place.grammar != grammar or output[: len(place.output)] != place.output:
             place = _Place(grammar, self._future(grammar).result().deep_copy())
@@ -79,9 +84,8 @@ class GrammarMasks:
         from llguidance import LLMatcher, LLTokenizer
 
         if self._tokenizer is None:
-            facts = ModelFacts.read(self._path)
-            eos_token_ids = list(facts.eos_token_ids) or None
-            self._tokenizer = LLTokenizer(str(self._path / "tokenizer.json"), facts.vocab_size, eos_token_ids)
+            eos_token_ids = list(self.facts.eos_token_ids) or None
+            self._tokenizer = LLTokenizer(str(self._path / "tokenizer.json"), self.facts.vocab_size, eos_token_ids)
         return LLMatcher(self._tokenizer, grammar, log_level=0)
 
 

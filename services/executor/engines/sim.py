@@ -157,12 +157,15 @@ class SimEngine:
         return not self._closed.is_set()
 
     def _token(self, sequence: Sequence) -> int:
-        """A function of seed and position alone, where there is no grammar."""
-        position = sequence.num_computed_tokens + len(sequence.token_ids)
-        draw = _mix(sequence.sampling.seed * 0x9E3779B97F4A7C15 + position)
-        if sequence.sampling.grammar:
+        """A function of seed and position alone, where all tokens may come."""
+        position, sampling = sequence.num_computed_tokens + len(sequence.token_ids), sequence.sampling
+        draw = _mix(sampling.seed * 0x9E3779B97F4A7C15 + position)
+        if sampling.forbids_tokens:
             return self._allowed_token(sequence, position, draw)
-        if self.spec.eos_token_ids and (draw & 0xFFFFFFFF) < self._eos_threshold and not sequence.sampling.ignore_eos:
+        return self._drawn(sampling, draw)
+
+    def _drawn(self, sampling: SamplingParams, draw: int) -> int:
+        if self.spec.eos_token_ids and (draw & 0xFFFFFFFF) < self._eos_threshold and not sampling.ignore_eos:
             return self.spec.eos_token_ids[0]
         token_id = (draw >> 32) % self.spec.vocab_size
         while token_id in self.spec.eos_token_ids:
@@ -170,10 +173,17 @@ class SimEngine:
         return token_id
 
     def _allowed_token(self, sequence: Sequence, position: int, draw: int) -> int:
-        """The end as soon as it may come, else any token that may."""
-        row = SampleRow(sequence.sampling, position, sequence.history, sequence.request_id)
-        (allowed,) = self._grammars.allowed([row], self.spec.vocab_size)
-        ends = [id for id in self.spec.eos_token_ids if allowed[id]]
+        """What is drawn anyway, or any other that may come; with a grammar its end as soon as it may come."""
+        from services.executor.engines.token_bans import allowed_tokens  # late: numpy takes longer than all the rest
+
+        sampling, eos_token_ids = sequence.sampling, self.spec.eos_token_ids
+        row = SampleRow(sampling, position, sequence.history, sequence.request_id)
+        grammars = self._grammars if sampling.grammar else None
+        (allowed,) = allowed_tokens([row], self.spec.vocab_size, eos_token_ids, grammars)
+        drawn = self._drawn(sampling, draw)
+        if allowed[drawn] and not sampling.grammar:
+            return drawn
+        ends = [id for id in eos_token_ids if allowed[id] and sampling.grammar]
         token_ids: list[int] = ends or allowed.nonzero()[0].tolist()
         return token_ids[(draw >> 32) % len(token_ids)]
 

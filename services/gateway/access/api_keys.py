@@ -20,8 +20,14 @@ from shared.protocol.access.api_keys import ApiKeyRecord, Permission, hash_api_k
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = ("/health", "/ready", "/metrics")  # of whoever watches the process; nothing of a request is in them
+OPEN_PATHS = (
+    "/health",
+    "/ping",
+    "/ready",
+    "/metrics",
+)  # of whoever watches the process; nothing of a request is in them
 INSUFFICIENT_PERMISSIONS = "insufficient_permissions"
+DOCS = "/docs"  # the same for every gateway of this version
 PAGE, PAGE_FILES = "/", "/dashboard/static/"  # the dashboard, which asks for a key itself
 
 
@@ -129,7 +135,7 @@ class KeyCheck:
             if caller is not None and caller.key is not None:
                 scope["state"]["key_name"] = caller.key.name
             path = scope["path"]
-            is_open = path in (*OPEN_PATHS, PAGE) or path.startswith(PAGE_FILES)
+            is_open = path in (*OPEN_PATHS, PAGE, DOCS) or path.startswith(PAGE_FILES)
             refused = None if is_open else self._refusal(caller, headers, path)
             if refused is not None:
                 scope["state"]["refused"], answer = refused

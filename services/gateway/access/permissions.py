@@ -13,7 +13,7 @@ PREFIXES: dict[Permission, tuple[str, ...]] = {
     "watch": ("/status", "/dashboard"),
     "admin": ("/executors", "/v1/organization"),
 }
-FREE = ("/v1/models", "/openapi.json")
+FREE = ("/v1/models", "/openapi.json", "/tokenize", "/detokenize", "/version")
 
 
 def needed_permission(path: str) -> Permission | None:

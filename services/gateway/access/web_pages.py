@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from services.gateway.settings import GatewaySettings, listed
+from services.gateway.settings import GatewaySettings
+from shared.settings.setting import listed
 
 ANY = "*"
 

@@ -14,11 +14,13 @@ from services.gateway.api import (
     batches,
     completions,
     dashboard,
+    docs,
     embeddings,
     files,
     operations,
     responses,
     stack,
+    tokens,
     unserved,
     usage,
 )
@@ -26,7 +28,7 @@ from services.gateway.api.context import Context
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
 from services.gateway.http.operation import components
-from services.gateway.settings import listed
+from shared.settings.setting import listed
 
 KEY_SCHEME = "api_key"
 EXPOSED_HEADERS = (
@@ -58,7 +60,8 @@ class DescribedApp(FastAPI):
             document["components"] = {"schemas": components(), "securitySchemes": {KEY_SCHEME: scheme}}
             document["security"] = [{KEY_SCHEME: []}] if self._keys_required else [{KEY_SCHEME: []}, {}]
             for path in OPEN_PATHS:
-                document["paths"][path]["get"]["security"] = []
+                for operation in document["paths"][path].values():
+                    operation["security"] = []
             self.openapi_schema = document
         return self.openapi_schema
 
@@ -83,7 +86,8 @@ def create_app(context: Context) -> ASGIApp:
 def make_routes(keys_required: bool) -> DescribedApp:
     """All endpoints, without what they work with."""
     app = DescribedApp(keys_required)
-    for module in (completions, responses, embeddings, files, batches, operations, stack, usage, unserved, dashboard):
+    pages = (stack, usage, unserved, docs, dashboard)
+    for module in (completions, responses, embeddings, tokens, files, batches, operations, *pages):
         app.include_router(module.router)
     app.mount(dashboard.STATIC_PATH, dashboard.PageFiles(directory=dashboard.FOLDER))
     return app

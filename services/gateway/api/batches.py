@@ -133,7 +133,7 @@ def _check_key(request: Request, endpoint: str) -> None:
     if key is not None and permission is not None and not key.permits(permission):
         raise RequestError(missing_permission(key, permission), "endpoint", INSUFFICIENT_PERMISSIONS, 403)
     model = model_for(request)
-    model.check(model.name)
+    model.check(next(iter(model.names), model.name))
     check_budget(request)
 
 

@@ -20,8 +20,10 @@ from shared.openai.completions.answers import (
 )
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.chunks import ChunkWriter, EchoChunks, ToolCallChunks
-from shared.openai.completions.requests import CHAT, TEXT, ServedModel, parse_completion
+from shared.openai.completions.reasoning_chunks import ReasoningChunks
+from shared.openai.completions.requests import CHAT, TEXT, parse_completion
 from shared.openai.objects import Model, ModelList
+from shared.openai.served_model import ServedModel
 from shared.openai.shown_prompt import Echo, ShownPrompt
 from shared.openai.shown_text import LogprobsShape
 
@@ -44,17 +46,17 @@ async def text_completions(request: Request) -> Response:
 
 @router.get("/v1/models", tags=["models"], **answers(json_of(ModelList)))
 async def list_models(request: Request) -> Response:
-    """The model that this stack serves."""
-    model = model_for(request)
-    return JsonResponse(ModelList([_model(context_of(request), model)] if model.permits(model.name) else []))
+    """The model that this stack serves, by each of its names."""
+    model, context = model_for(request), context_of(request)
+    return JsonResponse(ModelList([_model(context, model, name) for name in model.names]))
 
 
 @router.get("/v1/models/{model_id:path}", tags=["models"], **answers(json_of(Model)))
 async def get_model(request: Request, model_id: str) -> Response:
-    """One model, by its name, which may have slashes in it."""
+    """One model, by a name, which may have slashes in it."""
     model = model_for(request)
     model.check(model_id)
-    return JsonResponse(_model(context_of(request), model))
+    return JsonResponse(_model(context_of(request), model, model_id))
 
 
 async def _complete(endpoint: str, request: Request) -> Response:
@@ -63,7 +65,7 @@ async def _complete(endpoint: str, request: Request) -> Response:
     return await answer(request, completion, partial(_chunks, logprobs), partial(_completion, logprobs))
 
 
-def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:
+def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter | ReasoningChunks:
     request = choices.first.request
     writer: Callable[..., ChunkWriter] = (
         ChunkWriter if request.tools is None else partial(ToolCallChunks, tools=request.tools)
@@ -73,16 +75,18 @@ def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:
         echoes = [Echo.of(logprobs.tokenizer, prompt) for prompt in prompts]
         shown = partial(_shown_prompt, choices)
         writer = partial(EchoChunks, echoes=echoes, prompt_of=shown, sampling=request.sampling)
-    return writer(_head(choices.first), request.include_usage, logprobs, len(choices.generations))
+    made = writer(_head(choices.first), request.include_usage, logprobs, len(choices.generations))
+    return made if request.reasoning is None else ReasoningChunks(made, request.reasoning)
 
 
 def _completion(logprobs: LogprobsShape, choices: Choices) -> Completion:
-    sampling, tools = choices.first.request.sampling, choices.first.request.tools
+    request = choices.first.request
+    sampling, tools = request.sampling, request.tools
     shown = [
         Choice.of(each.output, sampling, logprobs, tools is not None, _shown_prompt(choices, index))
         for index, each in enumerate(choices.generations)
     ]
-    return completion_body(_head(choices.first), shown, choices.usage(), tools)
+    return completion_body(_head(choices.first), shown, choices.usage(), tools, request.reasoning)
 
 
 def _shown_prompt(choices: Choices, index: int) -> ShownPrompt:
@@ -95,5 +99,5 @@ def _head(first: Generation) -> AnswerHead:
     return AnswerHead(request.endpoint, first.request_id, int(first.arrival_s), request.model, request.service_tier)
 
 
-def _model(context: Context, model: ServedModel) -> Model:
-    return Model(model.name, context.created_s, model.max_model_len)
+def _model(context: Context, model: ServedModel, name: str) -> Model:
+    return Model(name, context.created_s, model.max_model_len)

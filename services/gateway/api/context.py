@@ -24,11 +24,12 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.store import BatchStore, FileStore
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.openai.completions.requests import ServedModel
+from shared.openai.served_model import ServedModel, defaults_of
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
 from shared.protocol.responses import StoredResponse
+from shared.settings.setting import listed
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
 from shared.watch.tuning import Tuning
@@ -59,8 +60,15 @@ class Context:
         self.files = files
         self.batches = batches
         self.responses = responses
-        most = settings.max_prompt_tokens or None
-        self.model = ServedModel(settings.model_name, max_model_len, most, embedding_sizes=facts.embedding_sizes)
+        name, *aliases = listed(settings.served_model_name) or [settings.model_name]
+        self.model = ServedModel(
+            name,
+            max_model_len,
+            settings.max_prompt_tokens or None,
+            aliases=tuple(aliases),
+            embedding_sizes=facts.embedding_sizes,
+            defaults=defaults_of(folder, settings.generation_config),
+        )
         self.created_s = int(clock.unix_s())  # unix time of the model's entry in /v1/models
         self.tokenizer = Tokenizer.from_folder(folder)
         self.telemetry = Telemetry("gateway")
@@ -69,7 +77,7 @@ class Context:
         self.registry = registry = ExecutorRegistry(bus, settings.model_name)
         self.tuning = Tuning(bus, on_change=lambda: None)
         self.router = Router(registry, self.tuning)
-        vllm = VllmRequests(self.telemetry.registry, settings.model_name, max_model_len)
+        vllm = VllmRequests(self.telemetry.registry, name, max_model_len)
         self.telemetry.registry.register(VllmEngines(registry, vllm))
         online, flex = (GenerationMetrics(meter, vllm, self.http_metrics.keys, kind) for kind in KINDS)
         self.tracker = OnlineTracker(bus, self.router, gateway_id, clock, online)
@@ -79,7 +87,7 @@ class Context:
         self.keys = ApiKeys(bus, settings, clock)
         self.usage = UsageLedger(bus, clock)
         self.bodies = BodyIntake(settings.max_pending_body_bytes, settings.body_timeout_s)
-        self.dashboard = DashboardHub(bus, clock, settings.model_name, self.http_metrics.tally)
+        self.dashboard = DashboardHub(bus, clock, name, self.http_metrics.tally)
 
     @classmethod
     async def open(cls, bus: Bus, settings: GatewaySettings, clock: Clock) -> Context:

@@ -24,10 +24,12 @@ from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Sender
 from services.gateway.live.tracker import Tracker
 from shared.openai.completions.chunks import ChunkWriter
-from shared.openai.completions.requests import CompletionRequest, ServedModel
+from shared.openai.completions.reasoning_chunks import ReasoningChunks
+from shared.openai.completions.requests import CompletionRequest
 from shared.openai.errors import RequestError
 from shared.openai.fields import FLEX, AskedTier
 from shared.openai.responses.answers import ResponseEvents
+from shared.openai.served_model import ServedModel
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import KEY_CLIENT
 from shared.protocol.sampling import FinishReason
@@ -35,11 +37,11 @@ from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# A longer prompt is tokenized in a thread, and a schema compiled, so that streams do not wait for it.
+# A longer prompt is tokenized in a thread, and a grammar compiled, so that streams do not wait for it.
 INLINE_BODY_BYTES = 16 * 1024
-COMPILED = (b"json_schema", b"tool_choice", b"strict")
+COMPILED = (b"json_schema", b"tool_choice", b"strict", b"structured_outputs", b"guided_")
 
-StreamWriter = ChunkWriter | ResponseEvents
+StreamWriter = ChunkWriter | ReasoningChunks | ResponseEvents
 Keep = Callable[[Choices], Awaitable[None]] | None
 T = TypeVar("T")
 
@@ -47,11 +49,18 @@ T = TypeVar("T")
 async def read_request(
     request: Request, parse: Callable[..., T], prepare: Callable[[bytes], Awaitable[dict[str, Any]]] | None = None
 ) -> T:
-    """The body as ``parse(body, tokenizer, model)`` reads it, with further arguments that ``prepare`` has found. Raises
-    Refusal and what these raise."""
-    context = context_of(request)
+    """As ``read_body``, of a request that is to run. Raises Refusal and what that raises."""
     take_request(request)
-    context.admission.check_online(sender_of(request, None).client_id)
+    context_of(request).admission.check_online(sender_of(request, None).client_id)
+    return await read_body(request, parse, prepare)
+
+
+async def read_body(
+    request: Request, parse: Callable[..., T], prepare: Callable[[bytes], Awaitable[dict[str, Any]]] | None = None
+) -> T:
+    """The body as ``parse(body, tokenizer, model)`` reads it, with further arguments that ``prepare`` has found. Raises
+    what these raise, and Refusal for a body for which there is no room."""
+    context = context_of(request)
     async with context.bodies.body(request, context.settings.max_body_bytes) as body:
         model = model_for(request)
         if prepare is not None:

@@ -1,5 +1,6 @@
-"""/health, /ready and /metrics."""
+"""/health, /ping, /ready, /version and /metrics."""
 
+import importlib.metadata
 from typing import Literal
 
 import msgspec
@@ -18,6 +19,12 @@ class Health(msgspec.Struct, frozen=True):
     status: Literal["ok"] = "ok"
 
 
+class Version(msgspec.Struct, frozen=True):
+    """As of the installed package."""
+
+    version: str
+
+
 class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether a completion can be served, and what is missing where it cannot."""
 
@@ -29,6 +36,19 @@ class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
 async def health() -> Response:
     """The process is up."""
     return JsonResponse(Health())
+
+
+@router.get("/ping", name="ping", **answers(json_of(Health)))
+@router.post("/ping", name="post_ping", **answers(json_of(Health)))
+async def ping() -> Response:
+    """As /health, under the name that SageMaker asks for."""
+    return JsonResponse(Health())
+
+
+@router.get("/version", **answers(json_of(Version)))
+async def version() -> Response:
+    """Of Slackwater."""
+    return JsonResponse(Version(importlib.metadata.version("slackwater")))
 
 
 @router.get("/ready", **answers(json_of(Readiness), errors={503: json_of(Readiness)}))

@@ -18,7 +18,15 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = b"x-request-id"
 UNAUTHORIZED = 401
-WATCHING = ("/health", "/ready", "/metrics", "/dashboard/")  # routes that are nobody's use of the model
+WATCHING = (
+    "/health",
+    "/ping",
+    "/ready",
+    "/version",
+    "/docs",
+    "/metrics",
+    "/dashboard/",
+)  # routes that are nobody's use of the model
 
 _VALID = re.compile(rb"[!-~]{1,128}")  # visible ASCII: fits a header and a log line, whoever wrote it
 

@@ -15,7 +15,7 @@ from services.gateway.settings import GatewaySettings
 from services.profiler.settings import ProfilerSettings
 from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
-from shared.settings.setting import default_of
+from shared.settings.setting import default_of, listed
 
 DEFAULT_DATA_DIR = Path(".slackwater")
 WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -28,6 +28,8 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str, Meta(description="a known model, a local folder, a GGUF file of a Llama or a Hugging Face hub id")
     ] = DEFAULT_MODEL
+    served_model_name: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "served_model_name")
+    generation_config: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "generation_config")
     engine: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "engine")
     host: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "host")
     port: Annotated[int, GatewaySettings] = default_of(GatewaySettings, "port")
@@ -87,13 +89,17 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_name(self) -> str:
-        """What clients call the model: a folder's own name, a GGUF file's without its end, otherwise the model as it
-        was given."""
+        """Of the stack's own: a folder's name, a GGUF file's without its end, otherwise the model as it was given."""
         folder = Path(self.model).expanduser()
         if is_gguf(self.model):
             return folder.stem
         is_folder = self.model not in BUNDLED_MODELS and folder.is_dir()
         return folder.resolve().name if is_folder else self.model
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model, and what is in answers."""
+        return next(iter(listed(self.served_model_name)), self.model_name)
 
     @property
     def url(self) -> str:

@@ -118,7 +118,7 @@ class Supervisor:
         self._ready = True
         self._write_stack()
         self._progress.close()
-        self._announce(f"ready {self._options.url} model {self._options.model_name}")
+        self._announce(f"ready {self._options.url} model {self._options.served_name}")
         if self._progress.redraws:
             self._showing = self._keeping.create_task(self._watch(self._nats_url, self._progress))
 
@@ -165,7 +165,7 @@ class Supervisor:
         options = self._options
         self._data_dir.write_stack(
             StackFile(
-                os.getpid(), self._nats_url, options.url, options.model_name, options.engine, self._ready, processes
+                os.getpid(), self._nats_url, options.url, options.served_name, options.engine, self._ready, processes
             )
         )
 

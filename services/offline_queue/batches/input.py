@@ -13,11 +13,12 @@ import msgspec
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.results import failed_result
 from shared.errors import SlackwaterError
-from shared.openai.completions.requests import CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.requests import CompletionRequest, parse_completion
 from shared.openai.embeddings.requests import EMBEDDINGS, parse_embedding
 from shared.openai.errors import RequestError
 from shared.openai.responses.answers import ModelResponse, new_response
 from shared.openai.responses.requests import RESPONSES, parse_response
+from shared.openai.served_model import ServedModel
 from shared.protocol.batches import BatchRecord, LineError
 from shared.protocol.codec import encode
 from shared.protocol.offline import OfflineRequest, OfflineResult
@@ -168,9 +169,10 @@ def _demand(holds: bool, code: str, message: str, param: str | None = None) -> N
 def _described(line: int, custom_id: str, completion: CompletionRequest, response: ModelResponse | None) -> BatchLine:
     """Without what no result needs."""
     sampling = completion.sampling
-    kept = msgspec.structs.replace(sampling, grammar="", logit_bias=())
+    kept = msgspec.structs.replace(sampling, grammar="", logit_bias=(), allowed_token_ids=(), bad_words=())
     num_bytes = max(0, len(encode(sampling)) - USUAL_SAMPLING_BYTES)
-    return BatchLine(line, custom_id, len(completion.prompt_token_ids), kept, completion.tools, num_bytes, response)
+    num_prompt_tokens, tools = len(completion.prompt_token_ids), completion.tools
+    return BatchLine(line, custom_id, num_prompt_tokens, kept, tools, num_bytes, response, completion.reasoning)
 
 
 def _check_logprobs(completion: CompletionRequest) -> None:

@@ -13,6 +13,7 @@ from typing import IO
 import msgspec
 
 from shared.bus import Objects
+from shared.openai.reasoning import Reasoning
 from shared.openai.responses.answers import ModelResponse
 from shared.openai.tools.calls import ToolUse
 from shared.protocol.sampling import SamplingParams
@@ -33,6 +34,7 @@ class BatchLine(msgspec.Struct, frozen=True, array_like=True):
     tools: ToolUse | None = None  # whose calls are to be found in its output
     num_sampling_bytes: int = 0  # of what the request is sampled by, beyond the usual: a grammar, biases, stops
     response: ModelResponse | None = None  # of /v1/responses, the answer without any output yet
+    reasoning: Reasoning | None = None  # that its output may have before its content
 
 
 _decoder = msgspec.json.Decoder(BatchLine)

@@ -17,8 +17,8 @@ from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Bus, Entry, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
-from shared.openai.completions.requests import ServedModel
 from shared.openai.errors import RequestError
+from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import OPEN_STATUSES, BatchRecord, FileObject
 from shared.protocol.offline import OfflineFailure, OfflineResult

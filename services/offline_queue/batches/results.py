@@ -92,7 +92,7 @@ class ResultWriter:
         num_output_tokens = sum(len(output.token_ids) for output in result.choices)
         head = AnswerHead(record.endpoint, result.request_id, record.created_at, record.model or "")
         usage = CompletionUsage.of(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens)
-        return completion_body(head, choices, usage, line.tools)
+        return completion_body(head, choices, usage, line.tools, line.reasoning)
 
     def _response(self, line: BatchLine, begun: ModelResponse, result: OfflineResult) -> ModelResponse:
         assert line.sampling is not None

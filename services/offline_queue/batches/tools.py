@@ -8,7 +8,7 @@ from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.spending import BatchSpending
 from shared.bus import Bucket, Bus, Objects
 from shared.clock import Clock
-from shared.openai.completions.requests import ServedModel
+from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
 from shared.replica.offline_pool import OfflinePool

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from shared.openai.completions.requests import CHAT
+from shared.openai.reasoning import Reasoning, part
 from shared.openai.shown_prompt import Echo, ShownPrompt, joined
 from shared.openai.shown_text import LogprobsShape, shown_output
 from shared.openai.tools.calls import ToolUse, split_calls
@@ -44,9 +45,11 @@ class CompletionUsage(msgspec.Struct, frozen=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
-    """The answer in a conversation; without content where it only calls tools."""
+    """The answer in a conversation; without content where it only calls tools, or has not come to its end of thinking.
+    ``reasoning``: of a model that marks what it thinks before."""
 
     content: str | None
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
@@ -143,11 +146,15 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def completion_body(
-    head: AnswerHead, choices: Sequence[Choice], usage: CompletionUsage, tools: ToolUse | None = None
+    head: AnswerHead,
+    choices: Sequence[Choice],
+    usage: CompletionUsage,
+    tools: ToolUse | None = None,
+    reasoning: Reasoning | None = None,
 ) -> Completion:
-    """``tools``: whose calls are to be found in the texts."""
+    """``tools``: whose calls are to be found in the texts; ``reasoning``: that they may have before their content."""
     if head.endpoint == CHAT:
-        chats = [_chat_choice(choice, index, head.request_id, tools) for index, choice in enumerate(choices)]
+        chats = [_chat_choice(choice, index, head.request_id, tools, reasoning) for index, choice in enumerate(choices)]
         listed = next((UNSET if each.prompt_logprobs is None else each.prompt_logprobs for each in choices), UNSET)
         return ChatCompletion(choices=chats, usage=usage, prompt_logprobs=listed, **head.fields())
     texts = [_text_choice(choice, index) for index, choice in enumerate(choices)]
@@ -159,11 +166,15 @@ def _text_choice(choice: Choice, index: int) -> TextChoice:
     return TextChoice(index, choice.text, choice.finish_reason.value, choice.logprobs, listed)
 
 
-def _chat_choice(choice: Choice, index: int, request_id: str, tools: ToolUse | None) -> ChatChoice:
-    content, calls = split_calls(choice.text, tools)
+def _chat_choice(
+    choice: Choice, index: int, request_id: str, tools: ToolUse | None, reasoning: Reasoning | None
+) -> ChatChoice:
+    thought, text = part(choice.text, reasoning)
+    shown = UNSET if thought is None else thought
+    content, calls = split_calls(text, tools)
     finish_reason = finish_reason_of(choice.finish_reason, len(calls))
-    message = AssistantMessage(content)
+    message = AssistantMessage(None if thought and not content else content, shown)
     if tools is not None and calls:
         called = [message_call(call, tools.format, request_id, index, number) for number, call in enumerate(calls)]
-        message = AssistantMessage(content or None, called)
+        message = AssistantMessage(content or None, shown, called)
     return ChatChoice(index, message, finish_reason, choice.logprobs)

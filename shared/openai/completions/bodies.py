@@ -5,10 +5,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from shared.openai.completions.prompt_fields import Documents, Effort, Side, TemplateValues, Truncation
 from shared.openai.completions.prompts import PROMPT_SCHEMA, Message
 from shared.openai.fields import AskedTier, Metadata
 from shared.openai.grammars import ResponseFormat
-from shared.openai.shown_text import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS
+from shared.openai.shown_text import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS, asked_of_chat
+from shared.openai.structured_outputs import ChoiceTexts, GrammarText, JsonSchemaText, Regex, StructuredOutputs
 from shared.openai.tools.definitions import TOOL_CHOICE_SCHEMA, Tool
 
 MAX_CHOICES = 8
@@ -18,12 +20,16 @@ MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
 MAX_STOP_TOKEN_IDS = 128  # each new token is looked for among them
 MAX_BIASES = 1024
 MAX_PROMPT_LOGPROBS = 20
+MAX_ALLOWED_TOKEN_IDS = 8192
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 128  # characters
 
 Count = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]  # OpenAI's: at either end a token is all but certain, or impossible
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_LENGTH)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -58,6 +64,19 @@ class CompletionBody(CommonBody, kw_only=True):
     response_format: ResponseFormat | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchemaText | None = None
+    guided_regex: Regex | None = None
+    guided_choice: ChoiceTexts | None = None
+    guided_grammar: GrammarText | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Side | None = None
     stream_options: StreamOptions | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
 
@@ -70,8 +89,24 @@ class ChatCompletionBody(CompletionBody, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: Annotated[Any, Meta(extra_json_schema=TOOL_CHOICE_SCHEMA)] = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateValues | None = None
+    documents: Documents | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CHAT_TOP_LOGPROBS)] | None = None
+
+    @property
+    def echoes(self) -> bool:
+        """The prompt is shown before the output."""
+        return False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Wanted beside each token's own; None: no logprobs. Raises RequestError."""
+        return asked_of_chat(self.logprobs, self.top_logprobs)
 
 
 class TextCompletionBody(CompletionBody, kw_only=True):
@@ -81,3 +116,13 @@ class TextCompletionBody(CompletionBody, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TEXT_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
     echo: bool | None = None
+
+    @property
+    def echoes(self) -> bool:
+        """The prompt is shown before the output."""
+        return bool(self.echo)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Wanted beside each token's own; None: no logprobs."""
+        return self.logprobs

@@ -52,6 +52,10 @@ class ChunkWriter:
             return self._text_heads[index] + _json.encode(text) + self._text_tail
         return self._chunk(index, {"content": text} if self._chat else {"text": text}, tokens=tokens)
 
+    def reasoning(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
+        """More of what a choice of a chat thinks before its text."""
+        return self._chunk(index, {"reasoning": text}, tokens=tokens)
+
     def finish(self, finish_reason: str, index: int = 0) -> bytes:
         """The last chunk of a choice."""
         return self._chunk(index, {} if self._chat else {"text": ""}, finish_reason)

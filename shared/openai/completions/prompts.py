@@ -8,7 +8,8 @@ from msgspec import Meta
 
 from shared.openai.errors import RequestError
 from shared.openai.tools.definitions import NO_TOOLS, MessageToolCall, Tool, template_calls, template_tools
-from shared.text.tokenizer import Tokenizer
+from shared.text.chat_options import ChatOptions
+from shared.text.tokenizer import CHAT_DEFAULTS, Tokenizer
 
 TEMPLATE_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 
@@ -46,32 +47,42 @@ class Message(msgspec.Struct):
     content: str | list[ContentPart] | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None  # of an assistant, for templates that show it; the latter is its older name
+    reasoning_content: str | None = None
     function_call: None = None  # OpenAI's older tool call, and an answer that was spoken: not served
     audio: None = None
 
 
-def chat_prompt(messages: list[Message] | None, tokenizer: Tokenizer, tools: list[Tool] | None = None) -> list[int]:
-    """Token ids of the conversation, ready for the assistant's turn. Raises RequestError and ChatTemplateError."""
+def chat_prompt(
+    messages: list[Message] | None,
+    tokenizer: Tokenizer,
+    tools: list[Tool] | None = None,
+    options: ChatOptions = CHAT_DEFAULTS,
+) -> list[int]:
+    """Token ids of the conversation, ready for the assistant's turn, or as ``options`` say. Raises RequestError and
+    ChatTemplateError."""
     if not messages:
         raise RequestError("messages is missing or empty; give at least one message", "messages")
     called: dict[str, str] = {}
     rendered = [_template_message(f"messages[{index}]", each, called) for index, each in enumerate(messages)]
     if called and tokenizer.tool_format is None:
         raise RequestError(f"tool calls are not supported: {NO_TOOLS}", "messages", "unsupported_value")
-    return tokenizer.apply_chat_template(rendered, tools=template_tools(tools) if tools else None)
+    return tokenizer.apply_chat_template(rendered, template_tools(tools) if tools else None, options)
 
 
-def text_prompts(prompt: Any, tokenizer: Tokenizer, field: str = "prompt", most: int = MAX_PROMPTS) -> list[list[int]]:
+def text_prompts(
+    prompt: Any, tokenizer: Tokenizer, add_special_tokens: bool = True, field: str = "prompt", most: int = MAX_PROMPTS
+) -> list[list[int]]:
     """Token ids of each: of a text, of token ids, or of a list of up to ``most`` such. ``field``: what the body calls
     it. Raises RequestError."""
     if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
-        return [_text_prompt(prompt, tokenizer, field)]
+        return [_text_prompt(prompt, tokenizer, add_special_tokens, field)]
     if len(prompt) > most:
         raise RequestError(f"{field} has {len(prompt)} {field}s; a request takes {most} at most", field)
-    return [_text_prompt(each, tokenizer, field) for each in prompt]
+    return [_text_prompt(each, tokenizer, add_special_tokens, field) for each in prompt]
 
 
-def _text_prompt(prompt: Any, tokenizer: Tokenizer, field: str) -> list[int]:
+def _text_prompt(prompt: Any, tokenizer: Tokenizer, add_special_tokens: bool, field: str) -> list[int]:
     if not isinstance(prompt, str | list):
         raise RequestError(f"{field} is missing; give a text or a list of token ids", field)
     if not prompt:
@@ -79,7 +90,7 @@ def _text_prompt(prompt: Any, tokenizer: Tokenizer, field: str) -> list[int]:
     if isinstance(prompt, list):
         _check_token_ids(prompt, tokenizer.vocab_size, field)
         return prompt
-    token_ids = tokenizer.encode(prompt)
+    token_ids = tokenizer.encode(prompt, add_special_tokens)
     if not token_ids:
         raise RequestError(f"{field} holds no character that the model's vocabulary knows", field)
     return token_ids
@@ -103,13 +114,19 @@ def _template_message(where: str, message: Message, called: dict[str, str]) -> d
     if role == "tool":
         return _tool_message(where, message, called)
     if not message.tool_calls:
-        return {"role": role, "content": content_text(f"{where}.content", message.content)}
+        return {"role": role, "content": content_text(f"{where}.content", message.content)} | _reasoning(role, message)
     if role != "assistant":
         raise RequestError("only messages of the assistant have tool calls", f"{where}.tool_calls")
     called.update((call.id, call.function.name) for call in message.tool_calls)
     content = "" if message.content is None else content_text(f"{where}.content", message.content)
     calls = template_calls(f"{where}.tool_calls", message.tool_calls)
-    return {"role": role, "content": content, "tool_calls": calls}
+    return {"role": role, "content": content, "tool_calls": calls} | _reasoning(role, message)
+
+
+def _reasoning(role: str, message: Message) -> dict[str, str]:
+    """By both names, of which a template reads one."""
+    reasoning = message.reasoning or message.reasoning_content
+    return {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning and role == "assistant" else {}
 
 
 def _tool_message(where: str, message: Message, called: dict[str, str]) -> dict[str, Any]:

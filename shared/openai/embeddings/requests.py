@@ -6,9 +6,10 @@ import msgspec
 from msgspec import Meta
 
 from shared.openai.completions.prompts import prompt_schema, text_prompts
-from shared.openai.completions.requests import CompletionRequest, ServedModel
+from shared.openai.completions.requests import CompletionRequest
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import DEFAULT, EMBEDDING_FIELDS, FLEX, AskedTier, read_fields
+from shared.openai.served_model import ServedModel
 from shared.protocol.sampling import EmbeddingShape, SamplingParams
 from shared.text.tokenizer import Tokenizer
 
@@ -35,7 +36,7 @@ def parse_embedding(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Co
     fields = decode_body(body, _decoder)
     model.check(fields.model)
     read_fields(body, fields.__struct_fields__, EMBEDDING_FIELDS)
-    first, *others = prompts = text_prompts(fields.input, tokenizer, "input", MAX_INPUTS)
+    first, *others = prompts = text_prompts(fields.input, tokenizer, field="input", most=MAX_INPUTS)
     _check_length(max(map(len, prompts)), model)
     _check_dimensions(fields.dimensions, model)
     return CompletionRequest(

@@ -8,9 +8,10 @@ from msgspec import Meta
 
 from shared.openai.completions.bodies import CommonBody
 from shared.openai.completions.prompts import ContentPart, content_text
-from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import RESPONSE_FIELDS, check_depth, check_field, read_fields
+from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
 
 RESPONSES = "/v1/responses"

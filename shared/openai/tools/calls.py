@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shared.text.overlap import overlap
 from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
 HALF_PAIRS = re.compile("[\ud800-\udfff]")
@@ -72,7 +73,7 @@ class ToolCallParser:
         mark = BEGINS[self._tools.format]
         while True:
             at = self._buffer.find(mark)
-            self._show(at if at >= 0 else len(self._buffer) - _overlap(self._buffer, mark))
+            self._show(at if at >= 0 else len(self._buffer) - overlap(self._buffer, mark))
             if at >= 0:
                 end, calls = yield from self._calls(len(mark))
                 self._take(end, calls)
@@ -189,8 +190,3 @@ def split_calls(text: str, tools: ToolUse | None) -> tuple[str, list[CalledFunct
     pieces = parser.push(text) + parser.finish()
     calls = [piece for piece in pieces if isinstance(piece, CalledFunction)]
     return "".join(piece for piece in pieces if isinstance(piece, str)), calls
-
-
-def _overlap(text: str, mark: str) -> int:
-    """The length of the longest end of ``text`` that is a proper beginning of ``mark``."""
-    return next((length for length in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:length])), 0)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -23,6 +23,8 @@ import openai
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.stack.machine import free_port
 from tests.conftest import nats_server_binary, wait_for_port
+
+BatchEndpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
 MODEL = DEFAULT_MODEL
 WAIT_S = 60.0
@@ -166,17 +168,17 @@ class GatewayRig:
                 is_over.set()
             completed.result()
 
-    def submit_batch(self, bodies: Iterable[dict[str, Any]], name: str = "line") -> str:
-        """Of completions, line-0 first; the batch's id."""
+    def submit_batch(
+        self, bodies: Iterable[dict[str, Any]], name: str = "line", endpoint: BatchEndpoint = "/v1/completions"
+    ) -> str:
+        """Line-0 first; the batch's id."""
         lines = [
-            {"custom_id": f"{name}-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+            {"custom_id": f"{name}-{number}", "method": "POST", "url": endpoint, "body": body}
             for number, body in enumerate(bodies)
         ]
         content = "".join(json.dumps(line) + "\n" for line in lines).encode()
         uploaded = self.openai.files.create(file=("in.jsonl", content), purpose="batch")
-        made = self.openai.batches.create(
-            input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h"
-        )
+        made = self.openai.batches.create(input_file_id=uploaded.id, endpoint=endpoint, completion_window="24h")
         return made.id
 
     def _nats_arguments(self) -> Sequence[str]:

@@ -16,7 +16,8 @@ from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bucket, Bus, Objects
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
-from shared.openai.completions.requests import CHAT, ServedModel
+from shared.openai.completions.requests import CHAT
+from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
 from shared.protocol.offline import OfflineRequest, OfflineResult

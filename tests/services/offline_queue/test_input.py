@@ -110,7 +110,7 @@ FAILING: list[tuple[dict[str, Any], str | None]] = [
     ({"n": 9}, "n"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     ({"temprature": 0}, "temprature"),
     ({"stop_token_ids": [5] * 1_000_000}, "stop_token_ids"),
 ]

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -105,6 +106,26 @@ def test_a_stop_string_ends_at_the_token_that_completes_it(tokenizer: Tokenizer)
     stop = tokenizer.decode([whole[3]]).strip()
     cut, reason = alone(tokenizer, make_request("a", max_tokens=9, ignore_eos=True, stop=(stop,)))
     assert reason is FinishReason.STOP and len(cut) <= 4 and stop in tokenizer.decode(cut)
+
+
+def test_a_stop_token_that_is_to_be_shown_is_part_of_the_output(tokenizer: Tokenizer) -> None:
+    """And ends a request that is resumed with it, as it had ended it before."""
+    whole, _ = alone(tokenizer, make_request("a", max_tokens=9, ignore_eos=True))
+    request = make_request("a", max_tokens=9, ignore_eos=True, stop_token_ids=(whole[4],), includes_stop=True)
+    assert alone(tokenizer, request) == (whole[:5], FinishReason.STOP)
+    replica, _ = make_replica(tokenizer)
+    replica.submit(msgspec.structs.replace(request, output_token_ids=whole[:5]))
+    assert [ended.finish_reason for ended in replica.take_ended()] == [FinishReason.STOP]
+
+
+@pytest.mark.parametrize("num_there", [0, 3, 7])
+def test_nothing_ends_a_request_before_its_least_tokens(tokenizer: Tokenizer, num_there: int) -> None:
+    """Also where another executor had begun it: ``num_there`` tokens are there."""
+    whole, _ = alone(tokenizer, make_request("a", max_tokens=12, ignore_eos=True))
+    stop = tuple(tokenizer.decode([token_id]).strip() for token_id in (whole[2], whole[9]))
+    request = make_request("a", max_tokens=12, ignore_eos=True, stop=stop, min_tokens=6)
+    resumed = msgspec.structs.replace(request, output_token_ids=whole[:num_there])
+    assert alone(tokenizer, resumed) == (whole[:10], FinishReason.STOP)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -12,7 +13,8 @@ from transformers import AutoTokenizer
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ChatTemplateError, ModelError
-from shared.text.tokenizer import MAX_PENDING_TOKENS, Tokenizer
+from shared.text.detokenizer import MAX_PENDING_TOKENS
+from shared.text.tokenizer import Tokenizer
 
 FOLDER = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None)
 BYTE_LEVEL = Tokenizer.from_folder(FOLDER)
@@ -47,9 +49,11 @@ def byte_fallback_tokenizer() -> Tokenizer:
 BYTE_FALLBACK = byte_fallback_tokenizer()
 
 
-def stream(tokenizer: Tokenizer, token_ids: list[int], cuts: list[int], stop: tuple[str, ...] = ()) -> list[str]:
+def stream(
+    tokenizer: Tokenizer, token_ids: list[int], cuts: list[int], stop: tuple[str, ...] = (), **options: Any
+) -> list[str]:
     """Push in pieces whose lengths are ``cuts``, over and over."""
-    detokenizer = tokenizer.detokenizer(stop)
+    detokenizer = tokenizer.detokenizer(stop, **options)
     pieces, start, turn = [], 0, 0
     while start < len(token_ids):
         length = cuts[turn % len(cuts)]
@@ -124,13 +128,20 @@ def test_an_endless_run_of_broken_bytes_is_given_out_in_bounded_memory() -> None
     st.text("abc", max_size=30),
     st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
     st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    st.integers(0, 8),
+    st.booleans(),
 )
-def test_text_ends_before_the_stop_string_that_is_complete_first(text: str, stop: list[str], cuts: list[int]) -> None:
+def test_text_ends_with_the_stop_string_that_is_complete_first(
+    text: str, stop: list[str], cuts: list[int], min_tokens: int, includes_stop: bool
+) -> None:
+    """Of those that are not whole within ``min_tokens`` tokens, each of which is a letter here."""
     tokenizer = BYTE_LEVEL
     token_ids = [tokenizer.encode(letter)[0] for letter in text]
-    ends = [(text.find(each) + len(each), text.find(each)) for each in stop if each in text]
-    expected = text[: min(ends)[1]] if ends else text
-    assert "".join(stream(tokenizer, token_ids, cuts, tuple(stop))) == expected
+    places = [(at + len(each), at) for each in stop for at in range(len(text)) if text.startswith(each, at)]
+    ends = [(end, at) for end, at in places if end > min_tokens]
+    expected = text[: min(ends)[0 if includes_stop else 1]] if ends else text
+    options = {"min_tokens": min_tokens, "includes_stop": includes_stop}
+    assert "".join(stream(tokenizer, token_ids, cuts, tuple(stop), **options)) == expected
 
 
 def test_a_tail_that_may_become_a_stop_string_is_held_back() -> None:
@@ -144,9 +155,10 @@ def test_a_tail_that_may_become_a_stop_string_is_held_back() -> None:
     assert detokenizer.finish() == ""
 
 
-def test_special_tokens_have_no_text() -> None:
+def test_special_tokens_have_no_text_unless_they_are_to_be_shown() -> None:
     token_ids = [*BYTE_LEVEL.encode("a"), *BYTE_LEVEL.encode("<|im_end|>"), *BYTE_LEVEL.encode("b")]
     assert "".join(stream(BYTE_LEVEL, token_ids, [1])) == "ab"
+    assert "".join(stream(BYTE_LEVEL, token_ids, [1], shows_special=True)) == "a<|im_end|>b"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from services.offline_queue.batches.input import BatchInput
 from services.offline_queue.batches.results import ResultWriter
 from shared.openai.completions.answers import AnswerHead, CompletionUsage
 from shared.openai.completions.chunks import ToolCallChunks
-from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError
+from shared.openai.served_model import ServedModel
 from shared.openai.shown_text import shown_output
 from shared.openai.tools.calls import ToolUse
 from shared.protocol.batches import BatchRecord

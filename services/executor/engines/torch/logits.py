@@ -9,6 +9,7 @@ import torch
 from kernels.slots import Ints
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.token_bans import allowed_tokens, banned_tokens
 from shared.replica.engine import TokenHistory
 
 NUMBERS = torch.finfo(torch.float32)
@@ -16,9 +17,9 @@ NUMBERS = torch.finfo(torch.float32)
 
 def adjusted(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None) -> torch.Tensor:
     """``logits`` [num_rows, vocab_size] with what the rows that have a history ask for, as float32; the same tensor
-    where no row has one. First tokens that a row's grammar does not allow become impossible; then come the biases, the
-    repetition penalty (CTRL, section 4.1, which divides a positive logit and multiplies a negative one) and OpenAI's
-    two: presence once for each token of the output, frequency as often as it is there."""
+    where no row has one. First the tokens that a row does not allow become impossible (``token_bans``); then come the
+    biases, the repetition penalty (CTRL, section 4.1, which divides a positive logit and multiplies a negative one) and
+    OpenAI's two: presence once for each token of the output, frequency as often as it is there."""
     wanting = [(i, row, row.history) for i, row in enumerate(rows) if row.history is not None]
     if not wanting:
         return logits
@@ -35,11 +36,32 @@ _Wanting = list[tuple[int, SampleRow, TokenHistory]]  # with its number in the b
 
 
 def _forbid(logits: torch.Tensor, wanting: _Wanting, grammars: GrammarMasks | None) -> None:
-    constrained = [(i, row) for i, row, _ in wanting if row.sampling.grammar]
-    if constrained:
-        assert grammars is not None, "an engine that is given grammars can compile them"
-        allowed = torch.from_numpy(grammars.allowed([row for _, row in constrained], logits.shape[-1]))
-        index = torch.tensor([i for i, _ in constrained], device=logits.device)
+    rows = [(i, row) for i, row, _ in wanting if row.sampling.forbids_tokens]
+    if not rows:
+        return
+    assert grammars is not None, "an engine that is given such requests knows its model's tokens"
+    eos_token_ids = grammars.facts.eos_token_ids
+    _allow_only([each for each in rows if _is_narrowed(each[1])], logits, grammars)
+    banned = [
+        i * logits.shape[-1] + token_id
+        for i, row in rows
+        if not _is_narrowed(row)
+        for token_id in banned_tokens(row, eos_token_ids)
+    ]
+    if banned:
+        logits.view(-1)[torch.tensor(banned, device=logits.device)] = -math.inf
+
+
+def _is_narrowed(row: SampleRow) -> bool:
+    """To tokens that may come; of all others some may not."""
+    return bool(row.sampling.grammar or row.sampling.allowed_token_ids)
+
+
+def _allow_only(rows: list[tuple[int, SampleRow]], logits: torch.Tensor, grammars: GrammarMasks) -> None:
+    if rows:
+        asked, eos_token_ids = [row for _, row in rows], grammars.facts.eos_token_ids
+        allowed = torch.from_numpy(allowed_tokens(asked, logits.shape[-1], eos_token_ids, grammars))
+        index = torch.tensor([i for i, _ in rows], device=logits.device)
         logits[index] = logits[index].masked_fill_(~allowed.to(logits.device), -math.inf)
 
 
@@ -65,7 +87,7 @@ def _divide_repeated(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> 
 def _subtract_penalties(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> None:
     presence = {i: row.sampling.presence_penalty for i, row, _ in wanting}
     frequency = {i: row.sampling.frequency_penalty for i, row, _ in wanting}
-    outputs = [(i, h.token_ids[h.num_prompt_tokens :]) for i, _, h in wanting if presence[i] or frequency[i]]
+    outputs = [(i, h.output) for i, _, h in wanting if presence[i] or frequency[i]]
     if not any(token_ids for _, token_ids in outputs):
         return
     places, counts = _places(outputs, vocab_size)

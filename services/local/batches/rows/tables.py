@@ -82,7 +82,7 @@ class _CsvTable:
     def __init__(self, sink: BinaryIO, names: list[str], delimiter: str) -> None:
         self._text = io.TextIOWrapper(sink, encoding="utf-8", newline="", write_through=False)
         self._names = names
-        self._writer = csv.writer(self._text, delimiter=delimiter, lineterminator="\n")
+        self._writer = csv.writer(self._text, delimiter=delimiter)  # quotes what its line ends, \r\n, are made of
         self._writer.writerow(names)
 
     def write(self, values: Values) -> None:

@@ -21,6 +21,10 @@ PENALTIES: dict[str, Any] = {
     "min_p": 0.02,
     "logit_bias": ((28, 3.0), (30, -100.0)),
 }
+LIMITS: dict[str, Any] = {  # common beginnings of answers, and an end that would come early
+    "bad_words": ((504,), (1808, 253), (198,), (28,)),
+    "min_tokens": 9,
+}
 
 PERSON: dict[str, Any] = {
     "type": "object",

@@ -14,6 +14,7 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TO_COME, Sequence, StepBatch, StepResult
 from tests.services.executor.engines.engine_driver import EngineDriver, check_only_asked_rows_are_sampled
 from tests.services.executor.engines.engine_prompts import (
+    LIMITS,
     MAX_TOKENS,
     PENALTIES,
     check_persons,
@@ -116,7 +117,7 @@ def test_alone_equals_generate(
     assert outputs["r0"] == generated[0, prompt.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("penalties", [{}, PENALTIES])
+@pytest.mark.parametrize("penalties", [{}, PENALTIES, LIMITS | {"ignore_eos": False}])
 def test_sampling_does_not_depend_on_the_schedule(
     engine: TorchEngine, prompts: list[list[int]], penalties: dict[str, Any]
 ) -> None:

@@ -17,6 +17,7 @@ from shared.replica.engine import Sequence, StepBatch
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from tests.services.executor.engines.engine_driver import EngineDriver, Request, check_only_asked_rows_are_sampled
 from tests.services.executor.engines.engine_prompts import (
+    LIMITS,
     PENALTIES,
     check_persons,
     encoded_prompts,
@@ -95,12 +96,16 @@ def test_seeded_tokens_are_those_of_the_torch_engine(engine: Any, torch_engine: 
     assert EngineDriver(engine, seed=2).run(requests_of(prompts[4:8], **options)) == expected
 
 
-def test_penalties_are_those_of_the_torch_engine(engine: Any, torch_engine: Any, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("penalties", [PENALTIES, LIMITS | {"ignore_eos": False}])
+def test_penalties_are_those_of_the_torch_engine(
+    engine: Any, torch_engine: Any, prompts: list[list[int]], penalties: dict[str, Any]
+) -> None:
     """Under a plan in which requests lose their KV, and the runner its knowledge of their tokens, beside plain ones."""
 
     def requests() -> list[Request]:
         plain = requests_of(prompts, max_tokens=12, ignore_eos=True)
-        return requests_of(prompts[:4], max_tokens=12, temperature=0.8, ignore_eos=True, **PENALTIES) + plain[4:]
+        options = {"temperature": 0.8, "ignore_eos": True} | penalties
+        return requests_of(prompts[:4], max_tokens=12, **options) + plain[4:]
 
     expected = EngineDriver(torch_engine, seed=1).run(requests())
     driver = EngineDriver(engine, seed=2, max_tokens=40, drop=0.2)

@@ -47,7 +47,7 @@ def test_where_others_can_connect_a_key_is_needed(rig: GatewayRig) -> None:
     assert status_with(rig, f"Bearer {GIVEN_KEY}") == status_with(rig, f"bearer  {GIVEN_KEY}") == 200
     for wrong in (None, "Bearer", "Bearer none", f"Basic {GIVEN_KEY}", GIVEN_KEY, f"Bearer {GIVEN_KEY} {GIVEN_KEY}"):
         assert status_with(rig, wrong) == 401
-    for path in ("/v1/batches", "/v1/files/x/content", "/v1/nothing", "/docs", "/health/", f"{rig.url}//health"):
+    for path in ("/v1/batches", "/v1/files/x/content", "/v1/nothing", "/docs/", "/health/", f"{rig.url}//health"):
         assert status_with(rig, None, path) == 401
     for path in (f"{rig.url}//", "/dashboard/events", "/dashboard/static", "/dashboard/"):
         assert status_with(rig, None, path) == 401

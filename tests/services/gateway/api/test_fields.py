@@ -29,12 +29,12 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
 @pytest.mark.parametrize("endpoint", BODIES)
 def test_a_field_that_is_not_served_is_400_and_an_empty_one_is_not(rig: GatewayRig, endpoint: str) -> None:
     body = {"model": MODEL, "seed": 1} | BODIES[endpoint]
-    for name, value in {"guided_json": {"type": "object"}, "chat_template_kwargs": {"a": 1}, "temprature": 0}.items():
+    for name, value in {"vllm_xargs": {"a": 1}, "cache_salt": "s", "temprature": 0}.items():
         answer = rig.http.post(endpoint, json=body | {name: value})
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, name, "unsupported_parameter")
         assert name in error["message"]
-    neutral = {"guided_json": None, "bad_words": [], "chat_template_kwargs": {}, "user": "u", "store": False}
+    neutral = {"guided_json": None, "bad_words": [], "vllm_xargs": {}, "user": "u", "store": False}
     assert rig.http.post(endpoint, json=body | neutral).status_code == 200
 
 
@@ -58,9 +58,9 @@ def test_a_line_fails_alone_that_asks_for_what_is_not_served_or_for_too_much(rig
     plain = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
     changes: list[dict[str, Any]] = [
         {},
-        {"guided_regex": "a+"},
+        {"cache_salt": "s"},
         {"stop_token_ids": [5] * 1_000_000},
-        {"stop_token_ids": [], "guided_regex": None},
+        {"stop_token_ids": [], "cache_salt": None},
     ]
     batch_id = rig.submit_batch(plain | change for change in changes)
     wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs)
@@ -71,4 +71,4 @@ def test_a_line_fails_alone_that_asks_for_what_is_not_served_or_for_too_much(rig
     errors = {line["custom_id"]: line["response"] for line in lines}
     assert {name: each["status_code"] for name, each in errors.items()} == {"line-1": 400, "line-2": 400}
     params = [errors[name]["body"]["error"]["param"] for name in ("line-1", "line-2")]
-    assert params == ["guided_regex", "stop_token_ids"]
+    assert params == ["cache_salt", "stop_token_ids"]

@@ -35,6 +35,7 @@ CHECKS = [
 MAX_TOKENS = 4
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 COMPLETIONS = (CHAT, TEXT)
+CONSTRAINTS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "min_tokens")
 FORM = "multipart/form-data"
 QUERY_LISTS = ("api_key_ids", "group_by")
 CANCEL = "POST /v1/batches/{batch_id}/cancel"
@@ -135,11 +136,14 @@ def use_what_is_there(case: Case, ids: dict[str, str]) -> None:
 
 
 def keep_what_no_schema_says(case: Case) -> None:
-    """Which fields go together, that a message has text, and that this model's template takes no tools and its
-    embeddings have one size."""
+    """Which fields go together, that a message has text, which grammars there are, and that this model's template takes
+    no tools and its embeddings have one size."""
     body: Any = case.body
-    if case.path in COMPLETIONS and not body.get("stream"):
-        without(body, "stream_options")
+    if case.path in COMPLETIONS:
+        without(body, *CONSTRAINTS, *(() if body.get("stream") else ("stream_options",)))
+    if case.path == "/tokenize":
+        body.pop("messages", None)
+        body["prompt"] = "Hello"
     if case.path == CHAT:
         body["messages"] = [{"role": "user", "content": "Hello"} for _ in body["messages"]]
         without(body, "tools", "tool_choice")

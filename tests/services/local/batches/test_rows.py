@@ -145,6 +145,14 @@ def test_answers_stand_behind_the_rows_own_columns(tmp_path: Path) -> None:
     assert lines == [{"a": 1, "answer": "is 1,\n"}, {"b": "x", "a": None, "answer": None}]
 
 
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+def test_a_line_break_of_any_kind_stays_within_its_answer(tmp_path: Path, end: str) -> None:
+    with table_at(tmp_path / "out.csv", Columns({}), ("answer",), replace=False) as table:
+        table.write({"answer": f"a{end}b"})
+    with (tmp_path / "out.csv").open(newline="") as source:
+        assert list(csv.reader(source)) == [["answer"], [f"a{end}b"]]
+
+
 def test_without_pyarrow_parquet_is_refused_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

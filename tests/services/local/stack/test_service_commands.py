@@ -32,6 +32,17 @@ def test_a_folder_is_served_under_its_own_name(tmp_path: Path) -> None:
     assert StackOptions(model="org/name").model_name == "org/name"
 
 
+def test_clients_may_call_it_otherwise(tmp_path: Path) -> None:
+    """The stack goes on to call it as it did: only those that clients speak to know of these names."""
+    options = StackOptions(model="org/name", served_model_name="a, b", generation_config="none", data_dir=tmp_path)
+    assert (options.served_name, StackOptions(model="org/name").served_name) == ("a", "org/name")
+    lines = {command.name: " ".join(command.argv) for command in commands_of(options)}
+    told = {name for name, line in lines.items() if "--served-model-name a, b" in line}
+    assert told == {"offline-queue", "gateway"}
+    assert told == {name for name, line in lines.items() if "--generation-config none" in line}
+    assert "--model-name org/name" in lines["executor-0"] and "--model-name org/name" in lines["gateway"]
+
+
 def test_services_get_the_settings_that_are_theirs(tmp_path: Path) -> None:
     options = StackOptions(
         executors=2,

@@ -99,6 +99,22 @@ def test_the_stop_token_and_what_follows_a_stop_string_are_not_shown() -> None:
     assert shown_output(tokenizer, cut, SamplingParams(max_tokens=3)) == ("one two three", None)
 
 
+def test_what_ends_an_output_and_special_tokens_are_shown_where_that_is_asked_for() -> None:
+    tokenizer = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
+    token_ids, (end,) = tokenizer.encode("one two three"), tokenizer.encode("<|im_end|>")
+    by_string = SamplingParams(9, stop=(" two",), includes_stop=True)
+    stopped, ended = (ChoiceOutput(ids, FinishReason.STOP) for ids in (token_ids, [*token_ids, end]))
+    assert shown_output(tokenizer, stopped, by_string) == ("one two", None)
+    by_token = SamplingParams(9, stop_token_ids=(token_ids[-1],), includes_stop=True)
+    assert shown_output(tokenizer, stopped, by_token) == ("one two three", None)
+    special = SamplingParams(9, shows_special=True)
+    assert shown_output(tokenizer, ended, special) == ("one two three", None)
+    with_end = SamplingParams(9, shows_special=True, includes_stop=True)
+    assert shown_output(tokenizer, ended, with_end) == ("one two three<|im_end|>", None)
+    within = ChoiceOutput([end, *token_ids], FinishReason.LENGTH)
+    assert shown_output(tokenizer, within, special) == ("<|im_end|>one two three", None)
+
+
 def test_ids_sort_by_time_and_can_be_keys() -> None:
     ids = [new_id("batch_", second + 0.001) for second in range(20)]
     assert ids == sorted(ids) and len(set(ids)) == 20

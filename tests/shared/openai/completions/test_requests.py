@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError
+from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
@@ -16,16 +17,11 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 PARAMETERS, OLD_CALL = "tools[0].function.parameters", "messages[0].function_call"
 ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 VLLM_FIELDS: dict[str, Any] = {  # and one that nobody knows
-    "structured_outputs": {"choice": ["a"]},
-    "guided_json": {"type": "object"},
-    "guided_regex": "a+",
-    "bad_words": ["a"],
-    "allowed_token_ids": [5],
-    "chat_template_kwargs": {"enable_thinking": False},
-    "continue_final_message": True,
-    "skip_special_tokens": False,
-    "min_tokens": 5,
+    "chat_template": "{{ messages }}",
+    "vllm_xargs": {"a": 1},
     "cache_salt": "s",
+    "guided_whitespace_pattern": " ",
+    "use_beam_search": True,
     "temprature": 0,
     "extra_body": {"top_k": 5},
 }
@@ -44,15 +40,31 @@ def call(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
 
 
-def parse(endpoint: str, **fields: Any) -> CompletionRequest:
+def parse(endpoint: str, served: ServedModel = MODEL, **fields: Any) -> CompletionRequest:
     """A good request with these fields changed; a field that is ``msgspec.UNSET`` is left out."""
     body = {"model": "tiny"} | ({"messages": MESSAGES} if endpoint == CHAT else {"prompt": "Hello"}) | fields
     present = {name: value for name, value in body.items() if value is not msgspec.UNSET}
-    return parse_completion(endpoint, msgspec.json.encode(present), TOKENIZER, MODEL)
+    return parse_completion(endpoint, msgspec.json.encode(present), TOKENIZER, served)
 
 
 def json_schema(schema: Any, name: str = "answer") -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}
+
+
+def test_a_model_has_each_of_its_names() -> None:
+    """Answers have the first; who may ask for one is not told of the others."""
+    model = ServedModel("first", 256, aliases=("second", "third"))
+    assert model.names == ["first", "second", "third"]
+    for name in model.names:
+        assert parse(CHAT, model, model=name).model == "first"
+    for other in ("tiny", ""):
+        with pytest.raises(RequestError, match="'first' and 'second' and 'third'") as raised:
+            parse(CHAT, model, model=other)
+        assert (raised.value.status, raised.value.param) == (404, "model")
+    limited = msgspec.structs.replace(model, permitted=["second", "else"])
+    assert limited.names == ["second"] and parse(TEXT, limited, model="second").model == "first"
+    with pytest.raises(RequestError, match="do not have access"):
+        parse(TEXT, limited, model="first")
 
 
 def test_defaults_are_openais() -> None:

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.openai.completions.requests import CHAT, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.responses.requests import ResponseRequest, parse_response
+from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))

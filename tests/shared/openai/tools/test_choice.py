@@ -11,7 +11,8 @@ import openai
 import pytest
 from llguidance import LLMatcher
 
-from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, CompletionRequest, parse_completion
+from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig

@@ -1,0 +1,50 @@
+"""The model behind the endpoints: what clients call it, how long a request may be, and what holds where one says
+nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shared.openai.errors import RequestError
+from shared.text.embedding_sizes import EmbeddingSizes
+from shared.text.generation_defaults import GenerationDefaults
+
+FROM_MODEL, NOWHERE = "auto", "none"
+GENERATION_CONFIGS = (FROM_MODEL, NOWHERE)
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """``name`` is in answers; whoever asks may ask for it by any of its names."""
+
+    name: str
+    max_model_len: int  # tokens, prompt and output together
+    max_prompt_tokens: int | None = None  # None: as the context allows
+    permitted: list[str] | None = None  # names that whoever asks may ask for; None: any
+    aliases: tuple[str, ...] = ()  # beside its name
+    defaults: GenerationDefaults = GenerationDefaults()
+    embedding_sizes: EmbeddingSizes = EmbeddingSizes()
+
+    @property
+    def names(self) -> list[str]:
+        """That whoever asks may ask for."""
+        return [name for name in dict.fromkeys((self.name, *self.aliases)) if self.permits(name)]
+
+    def permits(self, name: str) -> bool:
+        """Whether who asks may ask for it, whatever it is."""
+        return self.permitted is None or name in self.permitted
+
+    def check(self, name: str) -> None:
+        """Raises RequestError (404) for the name of another one, or one that is not permitted."""
+        if not self.permits(name):
+            message = f"the model {name!r} does not exist or you do not have access to it"
+            raise RequestError(message, "model", "model_not_found", 404)
+        if name not in (self.name, *self.aliases):
+            message = f"the model {name!r} does not exist; this server has {' and '.join(map(repr, self.names))}"
+            raise RequestError(message, "model", "model_not_found", 404)
+
+
+def defaults_of(folder: Path, generation_config: str) -> GenerationDefaults:
+    """Of one of GENERATION_CONFIGS. Raises ModelError."""
+    return GenerationDefaults.read(folder) if generation_config == FROM_MODEL else GenerationDefaults()

@@ -1,0 +1,126 @@
+"""What a model thinks, parted from what it answers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
+from shared.openai.completions.chunks import ChunkWriter, ToolCallChunks
+from shared.openai.completions.reasoning_chunks import ReasoningChunks
+from shared.openai.completions.requests import CHAT, parse_completion
+from shared.openai.reasoning import Reasoning, ReasoningParser, part
+from shared.openai.served_model import ServedModel
+from shared.openai.tools.calls import ToolUse
+from shared.protocol.sampling import FinishReason
+from shared.text.tokenizer import Tokenizer
+from shared.text.tool_format import ToolFormat
+from tests.services.gateway.thinking_model import make_thinking_model
+from tests.services.gateway.tool_models import CALLS
+
+MARKS = ("<think>", "</think>")
+HEAD, USAGE = AnswerHead(CHAT, "r1", 17, "m"), CompletionUsage.of(3, 4)
+PIECES = st.sampled_from(["<think>", "</think>", "a", "b ", " ", "\n", "<", "</", "th", "ink>"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None)
+    return Tokenizer.from_folder(make_thinking_model(folder, tmp_path_factory.mktemp("model")))
+
+
+def naive(text: str, reasoning: Reasoning) -> tuple[str, str]:
+    if not reasoning.is_open:
+        if not text.lstrip().startswith(reasoning.begin):
+            return "", text
+        text = text.lstrip().removeprefix(reasoning.begin)
+    thought, _, content = text.partition(reasoning.end)
+    return thought.strip(), content.lstrip()
+
+
+@given(st.lists(PIECES, max_size=9), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.booleans())
+def test_a_text_is_parted_alike_however_it_is_cut(pieces: list[str], cuts: list[int], is_open: bool) -> None:
+    text, reasoning = "".join(pieces), Reasoning(*MARKS, is_open)
+    parser, parts, start, turn = ReasoningParser(reasoning), [], 0, 0
+    while start < len(text):
+        end = start + cuts[turn % len(cuts)]
+        parts.append(parser.push(text[start:end]))
+        start, turn = end, turn + 1
+    parts.append(parser.push("", is_whole=True))
+    thought, content = ("".join(column) for column in zip(*parts, strict=True))
+    assert (thought, content) == naive(text, reasoning)
+    assert part(text, reasoning) == (thought or None, content)
+
+
+def deltas(events: bytes) -> list[dict[str, Any]]:
+    lines = [line for line in events.decode().split("\n\n") if line]
+    return [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines]
+
+
+def test_reasoning_is_streamed_before_the_content() -> None:
+    chunks = ReasoningChunks(ChunkWriter(HEAD, False), Reasoning(*MARKS))
+    events = [chunks.text(text) for text in ("<thi", "nk>\nLet", " me.", "\n</think>", "\n\nYes", ".")]
+    shown = [deltas(event) for event in events]
+    assert shown == [
+        [{"content": ""}],
+        [{"reasoning": "Let"}],
+        [{"reasoning": " me."}],
+        [{"content": ""}],
+        [{"content": "Yes"}],
+        [{"content": "."}],
+    ]
+    assert deltas(chunks.finish("stop")) == [{}]
+
+
+def test_reasoning_that_is_not_wanted_is_left_out() -> None:
+    reasoning = Reasoning(*MARKS, is_shown=False)
+    chunks = ReasoningChunks(ChunkWriter(HEAD, False), reasoning)
+    events = b"".join(chunks.text(text) for text in ("<think>", "Hm.", "</think>", "Yes"))
+    assert [each["content"] for each in deltas(events)] == ["", "", "", "Yes"]
+    body = completion_body(HEAD, [Choice("<think>Hm.</think>Yes", FinishReason.STOP)], USAGE, None, reasoning)
+    assert msgspec.to_builtins(body)["choices"][0]["message"] == {
+        "content": "Yes",
+        "role": "assistant",
+        "refusal": None,
+    }
+
+
+def test_calls_of_tools_are_found_behind_it() -> None:
+    """And not within it."""
+    call, _ = CALLS[ToolFormat.HERMES]
+    tools, reasoning = ToolUse(ToolFormat.HERMES, ["get_weather"]), Reasoning(*MARKS)
+    text = f"<think>I might write {call} next.</think>\n{call}"
+    body = msgspec.to_builtins(completion_body(HEAD, [Choice(text, FinishReason.STOP)], USAGE, tools, reasoning))
+    choice = body["choices"][0]
+    assert choice["message"]["reasoning"] == f"I might write {call} next." and choice["message"]["content"] is None
+    assert len(choice["message"]["tool_calls"]) == 1 and choice["finish_reason"] == "tool_calls"
+    chunks = ReasoningChunks(ToolCallChunks(HEAD, False, tools=tools), reasoning)
+    found = deltas(b"".join([*(chunks.text(letter) for letter in text), chunks.finish("stop")]))
+    assert "".join(each.get("reasoning", "") for each in found) == choice["message"]["reasoning"]
+    assert len([each for each in found if "tool_calls" in each]) == 1
+
+
+def reasoning_of(tokenizer: Tokenizer, **fields: Any) -> Reasoning | None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi </think>"}]} | fields
+    return parse_completion(CHAT, msgspec.json.encode(body), tokenizer, ServedModel("m", 512)).reasoning
+
+
+def test_the_prompt_says_whether_it_has_begun(tokenizer: Tokenizer) -> None:
+    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>Well"}]
+    ended = [begun[0], {"role": "assistant", "content": "<think>Well</think>So"}]
+    assert reasoning_of(tokenizer) == Reasoning(*MARKS)
+    assert reasoning_of(tokenizer, include_reasoning=False) == Reasoning(*MARKS, is_shown=False)
+    assert reasoning_of(tokenizer, chat_template_kwargs={"always_thinks": True}) == Reasoning(*MARKS, is_open=True)
+    assert reasoning_of(tokenizer, chat_template_kwargs={"enable_thinking": False}) == Reasoning(*MARKS)
+    assert reasoning_of(tokenizer, messages=begun, continue_final_message=True) == Reasoning(*MARKS, is_open=True)
+    assert reasoning_of(tokenizer, messages=ended, continue_final_message=True) == Reasoning(*MARKS)
+    assert reasoning_of(tokenizer, guided_choice=["a"]) is None
+
+
+def test_a_model_without_marks_has_none(model_folder: Path) -> None:
+    assert reasoning_of(Tokenizer.from_folder(model_folder)) is None
