@@ -15,8 +15,8 @@ HEAD = """\
 Every endpoint of a gateway and every shape that it takes and gives, made of the document that a running one serves at
 `/openapi.json`. Keys, limits and sizes are in [The gateway's protection](gateway.md).
 
-Fields of a completion, response or embedding that are not listed are refused ([Other fields](#other-fields)); elsewhere, and
-within messages, they are ignored. Every answer carries `x-request-id`. From status 400 up the body is an
+Fields of a completion, response or embedding that are not listed are refused ([Other fields](#other-fields));
+elsewhere, and within messages, they are ignored. Every answer carries `x-request-id`. From status 400 up the body is an
 [ErrorAnswer](#erroranswer).
 """
 OTHER_FIELDS = {"chat": CHAT_FIELDS, "text": TEXT_FIELDS, "responses": RESPONSE_FIELDS, "embeddings": EMBEDDING_FIELDS}
