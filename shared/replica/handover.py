@@ -10,6 +10,7 @@ import msgspec
 
 from shared.protocol.executors import EngineSpec, ExecutorCounters
 from shared.protocol.handover import Carried
+from shared.protocol.prompt_scores import record_bytes
 from shared.protocol.requests import GenerateRequest
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
@@ -148,11 +149,11 @@ class Handovers:
         if request_id in self._sequences or request_id in self._reserved:
             return "it is here already"
         sequence = LiveSequence.admit(carried.request, self._spec, self._tokenizer)
-        if carried.prompt_scores is not None:
-            sequence.bring_scores(carried.prompt_scores)
-        problem = why_never_held(sequence.request, self._limits, self._spec.max_model_len)
+        problem = why_never_held(sequence.request, self._limits, self._spec.max_model_len) or _why_other_scores(carried)
         if problem:
             return problem
+        if carried.prompt_scores is not None:
+            sequence.bring_scores(carried.prompt_scores)
         self._hooks.has_changed()
         num_cached = self._kv.reserve(sequence, carried.num_computed_tokens)
         if num_cached is None:
@@ -203,6 +204,17 @@ class Handovers:
         for request in self._table.running(kind).values():
             if _has_begun(self._sequences[request.request_id]):
                 yield request
+
+
+def _why_other_scores(carried: Carried) -> str:
+    """Why what it brings are not the scores of its prompt; empty where they are, or it brings none."""
+    scores, num_top = carried.prompt_scores, carried.request.sampling.prompt_logprobs
+    if scores is None:
+        return ""
+    if num_top is None:
+        return "it has scores of its prompt that nobody asked for"
+    num_records = max(0, len(carried.request.prompt_token_ids) - 1)
+    return "" if len(scores) == num_records * record_bytes(num_top) else "its prompt has other scores than it brings"
 
 
 def _has_begun(sequence: LiveSequence) -> bool:

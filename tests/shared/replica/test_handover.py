@@ -276,3 +276,13 @@ def test_a_request_is_taken_once(tokenizer: Tokenizer) -> None:
     assert taker.replica.handovers.reserve(carried) == "it is here already"
     too_long = replace(carried, request=request_of("b", Kind.ONLINE, prompt=700))
     assert "tokens" in str(taker.replica.handovers.reserve(too_long))
+
+
+@pytest.mark.parametrize(("num_top", "num_bytes"), [(None, 8), (0, 9), (2, 8), (0, 0)])
+def test_scores_of_another_prompt_are_refused(tokenizer: Tokenizer, num_top: int | None, num_bytes: int) -> None:
+    giver, taker = make_rig(tokenizer), make_rig(tokenizer)
+    (carried,) = held_at(giver, request_of("a", Kind.ONLINE))
+    request = replace(carried.request, sampling=replace(carried.request.sampling, prompt_logprobs=num_top))
+    refused = taker.replica.handovers.reserve(replace(carried, request=request, prompt_scores=bytes(num_bytes)))
+    assert "scores" in str(refused)
+    assert taker.replica.pool.num_free == 40 and isinstance(taker.replica.handovers.reserve(carried), Reserved)

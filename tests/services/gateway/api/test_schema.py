@@ -39,7 +39,8 @@ CONSTRAINTS = ("structured_outputs", "guided_json", "guided_regex", "guided_choi
 FORM = "multipart/form-data"
 QUERY_LISTS = ("api_key_ids", "group_by")
 CANCEL = "POST /v1/batches/{batch_id}/cancel"
-CHAT_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+LONG = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8000, "ignore_eos": True}
+PRESET = ("--preset", "sarathi++")  # its budget needs no profiler
 FEW, MANY = 16, 400
 SCHEMA = schemathesis.openapi.from_dict(make_routes(keys_required=False).openapi())
 OPERATIONS = {f"{found.ok().method.upper()} {found.ok().path}": found.ok() for found in SCHEMA.get_all_operations()}
@@ -61,8 +62,8 @@ CASES = [
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
     with GatewayRig(tmp_path_factory.mktemp("gateway")) as made:
-        made.start_offline_queue()
-        made.start_executor("executor-0", "--sim-time-scale", "0.01")
+        made.start_offline_queue(*PRESET)
+        made.start_executor("executor-0", *PRESET, "--sim-time-scale", "0.01")
         made.start_gateway()
         made.wait_ready()
         yield made
@@ -70,9 +71,9 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
 
 @pytest.fixture
 def ids(rig: GatewayRig, name: str) -> dict[str, str]:
-    """Of things that are there. The batch has ended, since only such can be deleted, but where it is to be cancelled:
-    without a profiler no line of it runs."""
-    line = {} if name != CANCEL else {"custom_id": "a", "method": "POST", "url": CHAT, "body": CHAT_BODY}
+    """Of things that are there. The batch has ended, since only such can be deleted, but where it is to be cancelled,
+    when it goes on for seconds."""
+    line = {} if name != CANCEL else {"custom_id": "a", "method": "POST", "url": CHAT, "body": LONG}
     file_id = rig.openai.files.create(file=("a.jsonl", json.dumps(line).encode()), purpose="batch").id
     batch = rig.openai.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
     state = "in_progress" if name == CANCEL else "failed"
