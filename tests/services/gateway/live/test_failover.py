@@ -102,6 +102,7 @@ def test_a_prompt_is_scored_anew_where_its_executor_was_killed(rig: GatewayRig, 
     rig.start_offline_queue(*preset)
     rig.start_executor("executor-0", *preset, "--sim-time-scale", "3", "--max-num-batched-tokens", "32")
     rig.wait_ready()
+    wait_until(lambda: rig.complete(max_tokens=1, service_tier="flex").status_code == 200, rig.logs)
     stream = Stream(rig, pool, max_tokens=2000)
     stream.wait_for_events(3)
     body = {"prompt": [7] * 4000, "max_tokens": 1, "echo": True, "logprobs": 1}

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from services.gateway.live.flex_tracker import FlexTracker
 from services.gateway.live.generation import Sender
-from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_tracker import MAX_MISSED
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -21,9 +20,9 @@ from shared.protocol.online import OnlineServed
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.placement.role import Role
-from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, load, metrics, peer
+from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, load, made_metrics, peer
 
-__all__ = ["front", "metrics", "peer"]
+__all__ = ["front", "peer"]
 
 
 @pytest.fixture
@@ -400,22 +399,23 @@ FLEX_GATEWAY = "gateway-flex"
 
 
 @pytest.fixture
-async def flex(bus: Bus, front: Front, metrics: GenerationMetrics) -> AsyncIterator[FlexFront]:
-    tracker = FlexTracker(bus, front.registry, FLEX_GATEWAY, SystemClock(), metrics)
-    made = FlexFront(tracker, asyncio.Queue(), asyncio.Queue())
+async def flex(bus: Bus, front: Front) -> AsyncIterator[FlexFront]:
+    with made_metrics() as metrics:
+        tracker = FlexTracker(bus, front.registry, FLEX_GATEWAY, SystemClock(), metrics)
+        made = FlexFront(tracker, asyncio.Queue(), asyncio.Queue())
 
-    async def answer(message: FlexMessage) -> FlexAnswer:
-        if isinstance(message, FlexSubmit):
-            made.submitted.put_nowait(message)
-        return FlexAnswer()
+        async def answer(message: FlexMessage) -> FlexAnswer:
+            if isinstance(message, FlexSubmit):
+                made.submitted.put_nowait(message)
+            return FlexAnswer()
 
-    await bus.serve(subjects.FLEX, FlexMessage, answer)
-    await bus.subscribe(subjects.FLEX_DROP, AbortRequests, made.dropped.put)
-    await tracker.start()
-    running = asyncio.create_task(tracker.run())
-    yield made
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+        await bus.serve(subjects.FLEX, FlexMessage, answer)
+        await bus.subscribe(subjects.FLEX_DROP, AbortRequests, made.dropped.put)
+        await tracker.start()
+        running = asyncio.create_task(tracker.run())
+        yield made
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize("num_told", [0, 1])

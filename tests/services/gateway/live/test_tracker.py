@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -151,23 +152,30 @@ class Front:
         return await asyncio.wait_for(self.tracker.submit(request, Sender("client"), reservation), 10)
 
 
-@pytest.fixture
-def metrics() -> Iterator[GenerationMetrics]:
+@contextmanager
+def made_metrics() -> Iterator[GenerationMetrics]:
     telemetry = Telemetry("test")
     yield GenerationMetrics(telemetry.meter, VllmRequests(telemetry.registry, "m", 100), KeyTally())
     telemetry.close()
 
 
 @pytest.fixture
-async def front(bus: Bus, metrics: GenerationMetrics) -> AsyncIterator[Front]:
+async def front(bus: Bus) -> AsyncIterator[Front]:
     registry, tuning = ExecutorRegistry(bus, "m"), Tuning(bus, lambda: None)
     router = Router(registry, tuning)
-    tracker = OnlineTracker(bus, router, GATEWAY, SystemClock(), metrics)
+    with made_metrics() as metrics:
+        tracker = OnlineTracker(bus, router, GATEWAY, SystemClock(), metrics)
+        async with _at_work(registry, tuning, tracker):
+            yield Front(registry, router, tracker)
+
+
+@asynccontextmanager
+async def _at_work(registry: ExecutorRegistry, tuning: Tuning, tracker: OnlineTracker) -> AsyncIterator[None]:
     await registry.start()
     await tracker.start()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(each.run()) for each in (registry, tuning, tracker)]
-        yield Front(registry, router, tracker)
+        yield
         for task in running:
             task.cancel()
 
