@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
 from types import TracebackType
 
 BUS, DATA = "bus", "data"  # networks: one for the message bus, one for what executors send each other
+_ids = itertools.count(os.getpid() * 16)  # others than those of hosts before, which the kernel may not have forgotten
 KV_BY_DATA = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": DATA}  # else UCX takes whichever it likes: a cut would cut nothing
 
 
@@ -33,7 +35,7 @@ class Hosts:
 
     def __init__(self, *names: str) -> None:
         self._names = names
-        self._id = os.getpid() % 50_000
+        self._id = next(_ids) % 12_800
         self._bridges = {network: f"sw{self._id}{network[0]}" for network in (BUS, DATA)}
 
     def __enter__(self) -> Hosts:
@@ -82,8 +84,8 @@ class Hosts:
         _ip("-n", namespace, "link", "set", network, "up")
 
     def _address(self, network: str, number: int) -> str:
-        place = 2 * (self._id % 100) + (network == DATA)
-        return f"10.201.{place}.{number}"
+        high, low = divmod(2 * self._id + (network == DATA), 256)
+        return f"10.{150 + high}.{low}.{number}"
 
     def _namespace(self, name: str) -> str:
         return f"sw-{self._id}-{name}"
