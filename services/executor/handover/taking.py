@@ -130,7 +130,7 @@ class Taking:
         try:
             return self._handovers.reserve(offer.carried)
         except Exception as error:  # what one offer holds ends that one
-            logger.exception("an offer makes no sense", extra=_event(offer))
+            logger.warning("an offer makes no sense", extra={**_event(offer), "why": repr(error)})
             return f"it makes no sense: {error!r}"
 
     async def _read(self, offer: Offer, reserved: Reserved, timeout_s: float) -> str:
