@@ -39,6 +39,7 @@ class BatchLife:
     def __init__(self, tools: BatchTools, record: BatchRecord) -> None:
         self.record = record
         self.progress: BatchProgress | None = None  # from admission on
+        self.is_clearing = False  # what comes into the stream from here on, nobody needs, and no purge may see
         self._tools = tools
         self._window = Deadline(tools.clock, record.expires_at)
         self._feed: BatchFeed | None = None  # from admission on
@@ -292,6 +293,7 @@ class BatchLife:
     async def _clear(self) -> None:
         """Only now nothing is needed any more of what the streams hold."""
         self._close_outputs()
+        self.is_clearing = True
         await self._tools.clear(self.record.id)
         self._tools.spending.note(self.record)
         await self._tools.spending.ledger.flush()

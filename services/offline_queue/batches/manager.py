@@ -201,21 +201,25 @@ class BatchManager:
             if stored is None:
                 continue
             batch_id = subjects.request_of(stored.subject).rpartition(".")[0]
-            if (life := self._lives.get(batch_id)) is not None:
+            life = self._lives.get(batch_id)
+            if life is not None and not life.is_clearing:
                 tell(life, stored)
             else:
                 await self._drop_late(batch_id, stored)
 
     async def _drop_late(self, batch_id: str, stored: Stored[T]) -> None:
-        """The result of a request that was running when its batch was cancelled or expired has no place any more."""
+        """What came of a request that was still running when its batch ended has no place any more."""
         try:
-            entry = await self.tools.batches.get(batch_id)
-            if entry.value is not None and entry.value.cleared:
+            if batch_id in self._lives or await self._is_cleared(batch_id):
                 await self._bus.delete_stored(subjects.RESULTS_STREAM, stored.sequence)
         except NotFoundOnBusError:
             return
         except BusError as error:
             logger.warning("late result not deleted", extra={"subject": stored.subject, "why": str(error)})
+
+    async def _is_cleared(self, batch_id: str) -> bool:
+        entry = await self.tools.batches.get(batch_id)
+        return entry.value is not None and entry.value.cleared
 
 
 def _at_work(entry: Entry[BatchRecord]) -> BatchRecord | None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from services.offline_queue.batches.input import BatchInput, ParsedLines
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.manager import BatchStats
+from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
@@ -187,6 +188,30 @@ async def test_a_late_result_is_dropped(desk: Desk) -> None:
     async with desk.running():
         await desk.until_cleared(other_id)
     assert await desk.stored_results(batch_id) == []
+
+
+async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second executor's, that had the request as well and could not say so before."""
+    clear = BatchTools.clear
+
+    async def then_late(tools: BatchTools, batch_id: str) -> None:
+        await clear(tools, batch_id)
+        record = (await tools.batches.get(batch_id)).value
+        if record is None or record.status != "completed":  # before it is read in, it is cleared as well
+            return
+        late = OfflineResult(f"{batch_id}.1", [1], FinishReason.STOP)
+        assert await desk.bus.store(subjects.result(late.request_id), late)
+        async with asyncio.timeout(TIMEOUT_S):
+            while await desk.stored_results(batch_id):
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(BatchTools, "clear", then_late)
+    batch_id = await desk.submit([chat_line("a")])
+    async with desk.running():
+        assert (await desk.until_cleared(batch_id)).status == "completed"
+    await assert_nothing_left(desk, batch_id)
 
 
 async def test_a_batch_cancelled_before_it_was_read(desk: Desk) -> None:
