@@ -9,7 +9,7 @@ import subprocess
 from types import TracebackType
 
 BUS, DATA = "bus", "data"  # networks: one for the message bus, one for what executors send each other
-_ids = itertools.count(os.getpid() * 16)  # others than those of hosts before, which the kernel may not have forgotten
+_ids = itertools.count(os.getpid() * 16)  # others than those that tests beside it have
 KV_BY_DATA = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": DATA}  # else UCX takes whichever it likes: a cut would cut nothing
 
 

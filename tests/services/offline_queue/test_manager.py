@@ -196,6 +196,10 @@ async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
     """A second executor's, that had the request as well and could not say so before."""
     clear = BatchTools.clear
 
+    async def until_dropped(batch_id: str) -> None:
+        while await desk.stored_results(batch_id):
+            pass
+
     async def then_late(tools: BatchTools, batch_id: str) -> None:
         await clear(tools, batch_id)
         record = (await tools.batches.get(batch_id)).value
@@ -203,9 +207,7 @@ async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
             return
         late = OfflineResult(f"{batch_id}.1", [1], FinishReason.STOP)
         assert await desk.bus.store(subjects.result(late.request_id), late)
-        async with asyncio.timeout(TIMEOUT_S):
-            while await desk.stored_results(batch_id):
-                await asyncio.sleep(0.01)
+        await asyncio.wait_for(until_dropped(batch_id), TIMEOUT_S)
 
     monkeypatch.setattr(BatchTools, "clear", then_late)
     batch_id = await desk.submit([chat_line("a")])
