@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
+from struct import Struct
 from typing import Generic, TypeVar
 
 from tokenizers import Tokenizer
@@ -20,6 +22,7 @@ PLAIN_TOKEN_IDS = range(1000, 8000)  # ordinary tokens in every vocabulary of 8k
 NUM_GENERATED_WORDS = 2_000
 NUM_FILLER_UNITS = 50_000
 NUM_DISTINCT_UNITS = 8  # drawn apart at the head of each piece, so that no two pieces share a prefix by chance
+_DRAWN = Struct(f"<{NUM_DISTINCT_UNITS + 1}I")  # those, and where in the units the rest of the piece begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,9 @@ class PromptMaker(Generic[Unit]):
         return self.join(self._piece(key, num_units))
 
     def _piece(self, key: str, num_units: int) -> list[Unit]:
-        rng = random.Random(f"{self.salt}:{key}")
-        piece = rng.choices(self.units, k=min(NUM_DISTINCT_UNITS, num_units))
-        offset = rng.randrange(len(self.units))
+        *drawn, offset = _DRAWN.unpack(blake2b(f"{self.salt}:{key}".encode(), digest_size=_DRAWN.size).digest())
+        offset %= len(self.units)
+        piece = [self.units[number % len(self.units)] for number in drawn[:num_units]]
         while len(piece) < num_units:
             piece += self.units[offset : offset + num_units - len(piece)]
             offset = 0

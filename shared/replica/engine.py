@@ -10,6 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from shared.latency.features import BatchFeatures
 from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
@@ -70,18 +72,17 @@ class SampledTokens:
     embeddings: dict[str, bytes] = field(default_factory=dict)  # of those that need one: see ``Engine.execute``
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """What came out."""
 
     sampled: dict[str, int]  # request id -> token id, for each sequence that needs_sample and has not failed
     latency_ms: float  # wall time of the step inside the engine, without what it waited for copies
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of those whose sampling asks for them
+    logprobs: dict[str, TokenLogprobs] = {}  # of those whose sampling asks for them
     copy_wait_ms: float = 0.0  # before the forward pass, until the step's slots were in place
-    failed: dict[str, str] = field(default_factory=dict)  # request id -> why; the KV of such a one is void
+    failed: dict[str, str] = {}  # request id -> why; the KV of such a one is void
     is_interrupted: bool = False  # it has no outcome, or the step that it follows has none; its copies are done
-    prompt_scores: dict[str, bytes] = field(default_factory=dict)  # of those with scored_ids, a record for each
-    embeddings: dict[str, bytes] = field(default_factory=dict)  # of those that need one: see ``Engine.execute``
+    prompt_scores: dict[str, bytes] = {}  # of those with scored_ids, a record for each
+    embeddings: dict[str, bytes] = {}  # of those that need one: see ``Engine.execute``
 
     @property
     def step_ms(self) -> float:

@@ -3,7 +3,9 @@
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
@@ -44,8 +46,7 @@ MAX_ENGINE_FAILURES = 2  # in a row, the last of them its own doing: then a requ
 COUNTED_BY_ALLOCATE = ("steps_offline", "cached_tokens", "entrant_tokens_planned", "entrant_tokens_computed")
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     """Between begin and finish."""
 
     running: Running
@@ -122,13 +123,14 @@ class Replica:
         """Now, for the next step."""
         return self._pace.at(self._now_ms())
 
-    def submit(self, request: GenerateRequest) -> None:
-        """Take a request; a known id is ignored. One that can never run here ends at once with an error."""
+    def submit(self, request: GenerateRequest, hashes: Seq[bytes] = ()) -> None:
+        """Take a request; a known id is ignored. One that can never run here ends at once with an error. ``hashes``: of
+        its full blocks, where they are known."""
         if request.kind is ONLINE:
             self._foresight.arrive(request.request_id)
         else:
             self._foresight.err()
-        self._admit(request)
+        self._admit(request, hashes)
 
     def take_in_late(self, plan: StepPlan) -> None:
         """Of a plan that came too late for its step: its requests wait for the next."""
@@ -437,10 +439,10 @@ class Replica:
         if self._reserve.leaves_blocks:
             self._reserve.observe(self._now_ms() / 1e3, self.pool.num_held_online)
 
-    def _admit(self, request: GenerateRequest) -> None:
+    def _admit(self, request: GenerateRequest, hashes: Seq[bytes] = ()) -> None:
         if request.request_id in self._sequences:
             return
-        sequence = LiveSequence.admit(request, self.spec, self._tokenizer)
+        sequence = LiveSequence.admit(request, self.spec, self._tokenizer, hashes)
         problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len) or sequence.why_no_prompt_of(
             self.spec
         )

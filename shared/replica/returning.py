@@ -1,6 +1,6 @@
 """Whose KV comes back from the host beside a step, rather than before it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from shared.scheduling.limits import Limits
 from shared.scheduling.request import OFFLINE, ONLINE

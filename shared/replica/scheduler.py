@@ -1,6 +1,6 @@
 """ASYNC_SCHEDULER of HyGen Alg. 2 (lines 5-21) for one executor."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -84,6 +84,10 @@ class Scheduler:
         else:
             for request_id in message.request_ids:
                 self._mirror.depart(request_id)
+
+    def hashes_of(self, request_id: str) -> Sequence[bytes]:
+        """Of the full blocks of a request that it knows; not to be changed."""
+        return self._hashes.of(request_id)
 
     @property
     def needs_cache(self) -> bool:

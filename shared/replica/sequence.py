@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -42,8 +43,11 @@ class LiveSequence:
     _block_hashes: list[bytes] = field(default_factory=list)
 
     @classmethod
-    def admit(cls, request: GenerateRequest, spec: EngineSpec, tokenizer: Tokenizer | None) -> LiveSequence:
-        """A new sequence; output that an earlier executor generated counts as output."""
+    def admit(
+        cls, request: GenerateRequest, spec: EngineSpec, tokenizer: Tokenizer | None, hashes: Iterable[bytes] = ()
+    ) -> LiveSequence:
+        """A new sequence; output that an earlier executor generated counts as output. ``hashes``: see
+        ``block_hashes``; made where they are missing."""
         prompt, output = request.prompt_token_ids, request.output_token_ids
         stop_strings = _stop_strings(request.sampling, tokenizer)
         if stop_strings is not None and output:
@@ -60,6 +64,7 @@ class LiveSequence:
             http_request_id=request.http_request_id,
             scoring=None if num_top is None else PromptScoring(num_top, len(prompt)),
             shares_scores=num_top is not None,
+            _block_hashes=list(hashes),
         )
 
     @property

@@ -1,7 +1,8 @@
 """Whose doing it was that an engine step failed."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from shared.scheduling.schedule import Schedule
 

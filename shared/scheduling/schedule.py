@@ -1,7 +1,5 @@
 """What one step runs."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 from shared.bounds import Count
@@ -20,8 +18,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_scheduled_tokens: Count  # 1 for a decode, the chunk's length for a prefill
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True):
     """What one step runs. The entries are in scheduling order, online first."""
 
     entries: list[ScheduledRequest]

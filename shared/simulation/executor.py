@@ -3,8 +3,10 @@
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+
+import msgspec
+from msgspec.structs import replace
 
 from shared.clock import waited_s
 from shared.latency.features import BatchFeatures
@@ -32,8 +34,7 @@ FIRST_OUTPUT_ID = 1 << 24  # beyond every vocabulary, so that no output looks li
 NUM_OUTPUT_IDS = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """What came of an executor at ``end_s``: who gained a token with others to come, and who left. ``start_s``: since
     when its engine had nothing else to do but the step that ended; ``end_s`` where none has."""
 
@@ -44,8 +45,7 @@ class Progress:
     ended: list[Ended]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Launched:
+class _Launched(msgspec.Struct, frozen=True, eq=False):
     start_s: float
     end_s: float
     result: StepResult
@@ -103,9 +103,9 @@ class VirtualExecutor:
         """It is there, and waits for work."""
         self._say(self._planner.idle_message())
 
-    def submit(self, request: GenerateRequest) -> None:
-        """An online request arrives."""
-        self.replica.submit(request)
+    def submit(self, request: GenerateRequest, hashes: Sequence[bytes]) -> None:
+        """An online request arrives; ``hashes``: of its full blocks, which its scheduler has made."""
+        self.replica.submit(request, hashes)
         if self._in_flight and self._in_flight[0].is_interruptible and request.kind is Kind.ONLINE:
             self._interrupt()
         self._wake()

@@ -1,6 +1,6 @@
 """The offline-queue in virtual time: the pool, and a scheduler for each executor."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from shared.protocol.handover import Taken
 from shared.protocol.requests import AbortRequests, GenerateRequest
@@ -46,9 +46,11 @@ class VirtualQueue:
         """As ``OfflinePool.keep``."""
         self.pool.keep(requests)
 
-    def on_inbox(self, executor_id: str, request: GenerateRequest) -> None:
-        """An online request is on its way to this executor."""
-        self._schedulers[executor_id].on_inbox(request)
+    def on_inbox(self, executor_id: str, request: GenerateRequest) -> Sequence[bytes]:
+        """An online request is on its way to this executor. The hashes of its full blocks."""
+        scheduler = self._schedulers[executor_id]
+        scheduler.on_inbox(request)
+        return scheduler.hashes_of(request.request_id)
 
     def on_step(self, message: StepStarted) -> None:
         """An executor's word."""

@@ -65,8 +65,7 @@ class VirtualSystem:
         executor_id = self.router.route(request)
 
         def arrive() -> None:
-            self.queue.on_inbox(executor_id, request)
-            self.executors[executor_id].submit(request)
+            self.executors[executor_id].submit(request, self.queue.on_inbox(executor_id, request))
 
         self._send(arrive)
         self._beat_soon()

@@ -6,6 +6,7 @@ message says of a block is how it is from then on, not what happened to it.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
@@ -111,8 +112,7 @@ class PrefixCacheMirror:
         for held, changes in zip(self._held, blocks, strict=False):  # a whole one may have none
             held.update(dict.fromkeys(split_hashes(changes.held), True))
             held.update(dict.fromkeys(split_hashes(changes.free), False))
-            for key in split_hashes(changes.gone):
-                held.pop(key, None)
+            deque(map(held.pop, split_hashes(changes.gone), repeat(None)), maxlen=0)
 
 
 def count_leading(find: Callable[[bytes], bool | None], hashes: Sequence[bytes]) -> CachedPrefix:

@@ -9,7 +9,8 @@ played on top of the executor's word. A request is in one step in flight at most
 from collections import deque
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass
+
+import msgspec
 
 from shared.latency.model import LatencyModel
 from shared.scheduling.orders.offline.view import OfflineQueue
@@ -20,8 +21,7 @@ from shared.scheduling.request import Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(msgspec.Struct, frozen=True):
     step: int
     schedule: Schedule
     entering: list[Request]
