@@ -13,6 +13,7 @@ from nats.js.api import StreamConfig
 from shared.bus import Bus
 from shared.bus.streams import BEAT_S, FETCH_WAIT_S, LATE_S, NEXT_API
 from shared.errors import BusError, NoResponderError
+from tests.simulation.loop import VirtualLoop
 from tests.simulation.nats import MemoryServer
 from tests.simulation.nats.client import MemoryClient
 from tests.simulation.nats.operations import Operation, Player, runs
@@ -20,23 +21,12 @@ from tests.simulation.nats.operations import Operation, Player, runs
 T = TypeVar("T")
 
 
-class SkippingLoop(asyncio.SelectorEventLoop):
-    """Where it would wait for a timer, it is that time."""
-
-    now_s = 0.0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now_s = max(self.now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
-        super()._run_once()  # type: ignore[misc]
-
-
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-        return runner.run(coroutine)
+    loop = VirtualLoop(lambda: 0.0)
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.forget_tasks()
 
 
 Scenario = Callable[[MemoryServer, Bus, Bus], Awaitable[None]]
