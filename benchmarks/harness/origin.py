@@ -19,8 +19,7 @@ VECTOR_FLAGS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}  # the 
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """None is unknown. ``date``: as 2026-11-23; ``revision``: git's, which ends in "-dirty" where files were changed and
-    not committed."""
+    """None is unknown. ``date``: as 2026-11-23; ``revision``: git's, with "-dirty" where something was not committed."""
 
     command: str | None
     date: str | None
@@ -33,7 +32,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         code = None if self.command is None else f"`{self.command}`"
         at = None if self.revision is None else f"revision {self.revision}"
         known = {"command": code, "date": self.date, "revision": at, "machine": self.machine, "seed": self.seed}
-        return f"*Made by {'; '.join(value or f'{name} unknown' for name, value in known.items())}.*"
+        return f"*{'; '.join(value or f'{name} unknown' for name, value in known.items())}.*"
 
 
 def origin_now(seed: object = None, words: Sequence[str] | None = None) -> Origin:
