@@ -19,7 +19,7 @@ VECTOR_FLAGS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}  # the 
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """None is unknown. ``date``: as 2026-11-23; ``revision``: git's, with "-dirty" where something was not committed."""
+    """None is unknown. ``date``: as 2026-11-23; ``revision``: git's, with "-dirty" where not all was committed."""
 
     command: str | None
     date: str | None
