@@ -114,16 +114,17 @@ def rendered(text: str, kept: Mapping[str, Kept]) -> str:
 
 
 def with_section(text: str, name: str, content: str) -> str:
-    """``text`` with ``content`` between the markers of ``name``, which are appended where they are missing. Raises
-    WorkloadError where only the first is there."""
+    """``text`` with ``content`` between the markers of ``name``, each a line of its own, which are appended where they
+    are missing. Raises WorkloadError where only the first is there."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     section = f"{begin}\n\n{content}\n\n{end}"
-    before, found, rest = text.partition(begin)
-    if not found:
+    begins = re.search(f"^{begin}$", text, re.MULTILINE)
+    if begins is None:
         return f"{text.rstrip()}\n\n{section}\n"
-    if end not in rest:
+    ends = re.compile(f"^{end}$", re.MULTILINE).search(text, begins.end())
+    if ends is None:
         raise WorkloadError(f"{begin} has no {end}")
-    return before + section + rest.partition(end)[2]
+    return text[: begins.start()] + section + text[ends.end() :]
 
 
 def write_picture(picture: Figure, path: Path) -> None:

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from benchmarks.harness.origin import ROOT, Origin
@@ -77,13 +78,18 @@ def paths_of(command: str, root: Path = ROOT) -> list[str]:
     return sorted(paths.union(PRODUCT) if paths.intersection(STARTERS) else paths)
 
 
-def imported(file: Path, root: Path) -> Iterator[Path]:
+@cache
+def imported(file: Path, root: Path) -> frozenset[Path]:
     """Modules of the project, also those that functions import."""
+    return frozenset(filter(None, (file_of(name, root) for name in _imported_names(file))))
+
+
+def _imported_names(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):
             names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
-        yield from filter(None, (file_of(name, root) for name in names))
+        yield from names
 
 
 def file_of(module: str, root: Path) -> Path | None:
