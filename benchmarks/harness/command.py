@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
@@ -16,9 +16,6 @@ from benchmarks.harness.table import Row as Row
 from benchmarks.harness.table import Table as Table
 from services.executor.prepare_model import DEFAULT_MODEL as DEFAULT_MODEL
 from services.executor.prepare_model import default_cache_dir, prepare
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 P = ParamSpec("P")
 Results = Iterable[Row | str | Result]
@@ -44,7 +41,7 @@ def benchmark(measure: Callable[P, Results]) -> Callable[P, Results]:
     return measure
 
 
-def _command(measure: Callable[P, Results]) -> Callable[..., None]:
+def _command(measure: Callable[..., Results]) -> Callable[..., None]:
     own = list(inspect.signature(measure, eval_str=True).parameters.values())
     option = inspect.Parameter("keep", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=KeepOption)
     parameters = [*(each.replace(kind=option.kind) for each in own), option]
@@ -64,16 +61,16 @@ def _command(measure: Callable[P, Results]) -> Callable[..., None]:
 
 def keep_all(place: Place, results: Results, seed: object, docs: Path = DOCS) -> None:
     """Shown, and kept when it has come to its end."""
-    origin, told, pictures = origin_now(seed), list[Row | str](), list["Figure"]()
+    origin, seen = origin_now(seed), list[Row | str | Result]()
 
-    def each() -> Iterator[Row | str | Result]:
+    def noted() -> Iterator[Row | str | Result]:
         for result in results:
-            told.extend(result.told if isinstance(result, Result) else [result])
-            pictures.extend([result.picture] if isinstance(result, Result) else [])
+            seen.append(result)
             yield result
 
-    show(each())
-    keep(docs, place, Kept(origin, told), *pictures)
+    show(noted())
+    picture = next((each.picture for each in seen if isinstance(each, Result)), None)
+    keep(docs, place, Kept(origin, list(flat(seen))), picture)
 
 
 def model_folder(model: str = DEFAULT_MODEL) -> Path:
@@ -83,9 +80,13 @@ def model_folder(model: str = DEFAULT_MODEL) -> Path:
 
 def show(results: Results) -> None:
     """Print each at once, ready for a page: rows with the same headings as one table, a string as it is."""
-    flat = (each for result in results for each in (result.told if isinstance(result, Result) else [result]))
-    for part in parts(flat):
+    for part in parts(flat(results)):
         print(part, flush=True)
+
+
+def flat(results: Results) -> Iterator[Row | str]:
+    for result in results:
+        yield from result.told if isinstance(result, Result) else [result]
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:

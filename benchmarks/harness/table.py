@@ -33,7 +33,10 @@ class Result:
 
     @property
     def told(self) -> Told:
-        return [each for table in self.tables for each in (table.caption, *table.rows)]
+        told: list[Row | str] = []
+        for table in self.tables:
+            told += [table.caption, *table.rows]
+        return told
 
     def markdown(self) -> str:
         return markdown(self.told)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.harness.kept import DOCS, Kept, Place, all_kept, rendered
+from benchmarks.harness.origin import ROOT
 from benchmarks.harness.page import EXIT_INTERRUPTED
 from benchmarks.results.again import Job, jobs_of, run
 from benchmarks.results.code import age_of
@@ -61,25 +62,26 @@ def chosen(kept: Mapping[Place, Kept], only: Sequence[str] | None) -> Mapping[Pl
     return {place: each for place, each in kept.items() if not only or {str(place), place.page}.intersection(only)}
 
 
-def show_ages(kept: Mapping[Place, Kept]) -> bool:
-    """Whether one is older than its code, or a page shows something else than what is kept."""
+def show_ages(kept: Mapping[Place, Kept], docs: Path = DOCS, root: Path = ROOT) -> bool:
+    """Whether one is older than its code in the repository at ``root``, or a page shows something else than what is
+    kept."""
     num_older = 0
     for place, each in kept.items():
-        age = age_of(each.origin)
+        age = age_of(each.origin, root)
         num_older += bool(age.commits)
         print(f"{place}  {age.words()}")
-    other = [page for page, text in pages(kept).items() if page.read_text() != text]
+    other = [page for page, text in pages(kept, docs).items() if page.read_text() != text]
     for page in other:
         print(f"{page} shows something else than what is kept of it: --render")
     print(f"{num_older} of {len(kept)} are older than their code")
     return bool(num_older or other)
 
 
-def pages(kept: Mapping[Place, Kept]) -> dict[Path, str]:
-    """With all that is kept."""
+def pages(kept: Mapping[Place, Kept], docs: Path = DOCS) -> dict[Path, str]:
+    """Their texts with all that is kept."""
     by_page: dict[Path, dict[str, Kept]] = {}
     for place, each in kept.items():
-        by_page.setdefault(place.page_file(DOCS), {})[place.name] = each
+        by_page.setdefault(place.page_file(docs), {})[place.name] = each
     return {page: rendered(page.read_text(), those) for page, those in by_page.items()}
 
 
