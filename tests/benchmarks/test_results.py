@@ -188,13 +188,14 @@ def test_a_command_keeps_its_table_anew_and_an_interrupt_leaves_it(tmp_path: Pat
     docs.mkdir()
     again = [sys.executable, "-m", "benchmarks.results"]
     environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    keep(docs, place, made_by("python -m benchmarks.simulator.slo_search --duration 2 --qps 1"))
+    command = "python -m benchmarks.scheduling.mix_samples --online 2 --offline 2 --seeds 1 --steps"
+    keep(docs, place, made_by(f"{command} 5"))
     subprocess.run(again, cwd=tmp_path, env=environ, check=True, capture_output=True)
     kept = all_kept(docs)[place]
-    assert kept.origin.command == "python -m benchmarks.simulator.slo_search --duration 2 --qps 1"
-    assert len(kept.told) == 10 and kept.markdown() in (docs / "page.md").read_text()
+    assert kept.origin.command == f"{command} 5"
+    assert len(kept.told) == 8 and kept.markdown() in (docs / "page.md").read_text()
 
-    keep(docs, place, made_by("python -m benchmarks.simulator.slo_search --duration 36000"))
+    keep(docs, place, made_by(f"{command} 1000000000"))
     with subprocess.Popen(again, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr and "1/1 page/table: python -m" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
