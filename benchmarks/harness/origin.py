@@ -15,6 +15,7 @@ from services.local.stack.machine import gpus, usable_cores
 
 ROOT = Path(__file__).parents[2]
 OWN_SEEDS = "seeds in the code"
+DIRTY = "-dirty"
 VECTOR_FLAGS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}  # the most able first
 
 
@@ -58,11 +59,16 @@ def command_line(words: Sequence[str]) -> str:
     return shlex.join(named)
 
 
-def revision() -> str | None:
-    """None outside of a git repository."""
-    command = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+def revision(root: Path = ROOT) -> str | None:
+    """None outside of a git repository. What was made of a page meanwhile is no change of the code."""
+    commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs")
+    return f"{commit}{DIRTY}" if commit and changed else commit
+
+
+def _git(root: Path, *words: str) -> str | None:
     try:
-        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(("git", *words), cwd=root, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

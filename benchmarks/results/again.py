@@ -10,10 +10,10 @@ from pathlib import Path
 
 from benchmarks.harness.kept import Kept, Place
 from benchmarks.harness.origin import ROOT
-from benchmarks.results.code import file_of, module_of
+from benchmarks.results.code import FIGURES, file_of, module_of
 from loadgen.datasets import DATASETS
 
-KEEPING = ("benchmarks.figures", "benchmarks.vllm")  # they keep what they make unasked
+KEEPING = (FIGURES, "benchmarks.vllm")  # they keep what they make unasked
 TAIL_LINES = 5
 
 
@@ -48,19 +48,19 @@ def jobs_of(kept: Mapping[Place, Kept]) -> list[Job]:
     together: dict[tuple[str, ...], list[Place]] = {}
     for place, each in kept.items():
         words = shlex.split(each.origin.command or "")
-        if words[:3] == ["python", "-m", "benchmarks.figures"]:
-            key = (*words[:4], "", *(word for word in words[4:] if word != place.name))
-        else:
-            key = (each.origin.command or "", str(place))
+        shared = [word for word in words if word != place.name]
+        key = tuple(shared) if module_of(each.origin.command or "") == FIGURES else (str(place),)
         together.setdefault(key, []).append(place)
-    return [_job(key, places) for key, places in together.items()]
+    return [Job(_command(kept[places[0]].origin.command or "", places), places) for places in together.values()]
 
 
-def _job(key: tuple[str, ...], places: Sequence[Place]) -> Job:
-    if len(key) == 2:
-        return Job(key[0], places)
-    words = [each for word in key for each in ([place.name for place in places] if word == "" else [word])]
-    return Job(shlex.join(words), places)
+def _command(first: str, places: Sequence[Place]) -> str:
+    """That of the first place, for all of them."""
+    if len(places) == 1:
+        return first
+    words = shlex.split(first)
+    at = words.index(places[0].name)
+    return shlex.join([*words[:at], *(place.name for place in places), *words[at + 1 :]])
 
 
 def run(job: Job, data: Path) -> str | None:

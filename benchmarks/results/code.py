@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.harness.origin import ROOT, Origin
+from benchmarks.harness.origin import DIRTY, ROOT, Origin
 
 PRODUCT = ("services", "shared", "kernels", "loadgen")
 STARTERS = ("benchmarks/harness/stack.py", "benchmarks/harness/local_stack.py")
 """Whoever imports these measures processes that run the whole product."""
 SHOWN_BY = ("charts", "command", "kept", "origin", "page", "table")
 SHOWING = tuple(f"benchmarks/harness/{name}.py" for name in SHOWN_BY)  # how figures are shown, not what they are
-DIRTY = "-dirty"
+FIGURES = "benchmarks.figures"  # papers'
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def paths_of(command: str, root: Path = ROOT) -> list[str]:
     module = module_of(command)
     if module is None:
         return list(PRODUCT) if "slackwater" in shlex.split(command) else []
-    if module == "benchmarks.figures":
+    if module == FIGURES:
         module = f"{module}.papers.{shlex.split(command)[3]}"
     first = file_of(module, root)
     if first is None:

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from benchmarks.figures.__main__ import PAPERS
 from benchmarks.harness.kept import BEGINS, Kept, Place, all_kept, keep
-from benchmarks.harness.origin import OWN_SEEDS, Origin, command_line, machine, origin_now
+from benchmarks.harness.origin import OWN_SEEDS, Origin, command_line, machine, origin_now, revision
 from benchmarks.harness.page import EXIT_INTERRUPTED
+from benchmarks.harness.table import Told
 from benchmarks.results.__main__ import make, pages, show_ages
 from benchmarks.results.again import jobs_of
 from benchmarks.results.code import age_of, file_of, module_of, paths_of
@@ -84,7 +85,8 @@ def test_the_origin_stands_below_the_table() -> None:
 
 def test_what_is_kept_is_read_as_it_was_written_and_replaced_in_its_page(tmp_path: Path) -> None:
     place, page = Place.of("some/table"), tmp_path / "some.md"
-    for told in (["About.", ROW], ["About.", ROW, {"other": "1"}, "Done."]):
+    first: Told = ["About.", ROW]
+    for told in (first, [*first, {"other": "1"}, "Done."]):
         kept = Kept(origin_now(words=[]), told)
         keep(tmp_path, place, kept, title="Some")
         assert all_kept(tmp_path) == {place: kept}
@@ -97,6 +99,16 @@ def test_the_origin_of_a_run_names_no_folder_of_this_machine(tmp_path: Path) -> 
     assert line.endswith("--online trace.csv --qps 1")
     now = origin_now()
     assert now.seed == OWN_SEEDS and now.revision and " cores, " in machine() and str(now.date) >= "2026-11-24"
+
+
+def test_a_revision_is_dirty_when_code_has_changed_but_not_when_a_page_has(project: Path) -> None:
+    commit(project, docs__page="")
+    clean = revision(project)
+    assert clean and git(project, "rev-parse", "HEAD").startswith(clean) and len(clean) == 12
+    (project / "docs" / "page.py").write_text("changed = True\n")
+    assert revision(project) == clean
+    (project / "services" / "other.py").write_text("changed = True\n")
+    assert revision(project) == f"{clean}-dirty"
 
 
 def test_a_table_is_older_when_what_its_benchmark_imports_has_changed(project: Path) -> None:
