@@ -11,6 +11,7 @@ those in which nothing moved are shown beside.
 import asyncio
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -190,7 +191,10 @@ def gap_rows(bench: Bench, began_s: float, windows: list[tuple[float, float]]) -
 def main(
     tokens: Annotated[int, typer.Option(help="Of the prompt of a request that moves.")] = 1000,
     moves: Annotated[int, typer.Option(help="One after the other.")] = 20,
+    tcp: Annotated[bool, typer.Option("--tcp", help="KV goes over TCP within one machine too.")] = False,
 ) -> Results:
+    if tcp:
+        os.environ["UCX_TLS"] = "tcp"
     yield f"SmolLM2-135M, float32, {cpu_count()} cores, a thread an engine: {moves} requests of {tokens} tokens"
     with stack() as made:
         yield from uvloop.run(measure(made, tokens, moves))

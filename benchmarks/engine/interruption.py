@@ -59,6 +59,7 @@ def row(engine: Engine, table: list[int], num_tokens: int, num_layers: int, runs
         waits[stops].append(waited_ms(engine, batch, rng.uniform(0.1, 0.8) * alone_ms / 1e3))
     stopped, whole = sorted(waits[True]), sorted(waits[False])
     return {
+        "engine": engine.spec.engine,
         "chunk": f"{num_tokens:,} tokens",
         **formatted(".1f", {"step ms": alone_ms, "a layer, ms": alone_ms / num_layers}),
         **formatted(".1f", {"to its end, p50 ms": quantile(whole, 0.5), "p99 ms": quantile(whole, 0.99)}),

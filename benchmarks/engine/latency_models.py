@@ -1,7 +1,7 @@
 """How far each kind of latency model is off on an engine's own steps: ``python -m benchmarks.engine.latency_models``.
 
-The batches of the profiler's sweep run on scratch blocks, as on a stack; every fifth of them is not fitted to. The
-table and a picture go into the page docs/predictor.md where ``--out`` is given.
+The batches of the profiler's sweep run on scratch blocks, as on a stack; every fifth of them is not fitted to. A
+picture of what each kind says of each batch is kept with the table.
 """
 
 from services.executor.engines.torch.threads import cpu_count
@@ -9,7 +9,6 @@ from services.executor.engines.torch.threads import cpu_count
 # isort: split
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -17,7 +16,7 @@ import typer
 
 from benchmarks.harness.charts import Curve, Panel, draw
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, Table, benchmark, model_folder
-from benchmarks.harness.page import Page, Result
+from benchmarks.harness.table import Result
 from benchmarks.lab.fits import Fits, fits_of
 from services.executor.engines.factory import load_engine
 from services.executor.measure import scratch_batch
@@ -104,7 +103,6 @@ def main(
         bool, typer.Option("--processor-time", help="Of the process, which work beside it does not lengthen as much.")
     ] = False,
     rounds: Annotated[int, typer.Option(help="How often the sweep is run.")] = 1,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the page and its images are.")] = None,
 ) -> Results:
     loaded = load_engine(
         ExecutorSettings(
@@ -131,9 +129,6 @@ def main(
     )
     caption += " of other shapes, absolute percentage errors" + ("" if floor is None else f"; equal ones: {floor:.2%}")
     caption += "; in processor time" if processor_time else ""
-    result = Result([Table(f"{caption}.", rows)], draw([picture(models, fits, [*fitted_to, *unseen])], 3.4))
-    if out is not None:
-        Page("predictor", "How long a step takes: the predictor").write(out, f"engine-{spec.engine}", result)
-    yield result.markdown()
+    yield Result([Table(f"{caption}.", rows)], draw([picture(models, fits, [*fitted_to, *unseen])], 3.4))
     if "roofline" in models:
-        yield f"\n{formula(model_record(models['roofline']))}"
+        yield formula(model_record(models["roofline"]))

@@ -88,6 +88,7 @@ def main(
             a == b for before, after in zip(first, own, strict=True) for a, b in zip(before[0], after[0], strict=True)
         )
         yield {
+            "engine": loaded.spec.engine,
             "tokens and requests of a step": f"{each.max_num_batched_tokens}, {each.max_num_seqs}",
             "steps": str(own[0][1]),
             **formatted(".1f", {"processor time, s": median(seconds for _, _, seconds in own)}),

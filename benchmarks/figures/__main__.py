@@ -1,9 +1,12 @@
 """``python -m benchmarks.figures PAPER FIGURE...``: the command line of the figures."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from benchmarks.figures.papers.blendserve import BLENDSERVE
@@ -11,6 +14,7 @@ from benchmarks.figures.papers.bros import BROS
 from benchmarks.figures.papers.echo import ECHO
 from benchmarks.figures.papers.hygen import HYGEN
 from benchmarks.figures.papers.ooco import OOCO
+from benchmarks.harness.origin import Origin, origin_now
 from benchmarks.harness.page import FigureProgress, Paper, Result, run_figures
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
@@ -42,7 +46,8 @@ def command_of(paper: Paper) -> Callable[..., None]:
             return lambda name: paper.figures[name].make(opened)
 
         names = list(paper.figures) if ALL in figures else figures
-        run_figures(names, paper.page, out, progress, start)
+        now = origin_now(getattr(options, "seed", None))
+        run_figures(names, paper.page, out, progress, partial(_origin, now, figures), start)
 
     command.__annotations__["options"] = paper.options
     return with_option_groups(command)
@@ -55,6 +60,14 @@ def help_of(paper: Paper) -> str:
         needs = f" Needs {', '.join(map(_option, figure.files))}." if figure.files else ""
         lines.append(f"{name:<{width}}{figure.about}{needs}")
     return "\n".join([paper.about, "", "\b", *lines])
+
+
+def _origin(now: Origin, asked: Sequence[str], name: str) -> Origin:
+    """As if the figure had been asked for by itself."""
+    words = shlex.split(now.command or "")
+    place = next((number for number, word in enumerate(words) if word in asked), len(words))
+    others = [word for word in words[place:] if word not in asked]
+    return msgspec.structs.replace(now, command=shlex.join([*words[:place], name, *others]))
 
 
 def _check(paper: Paper, names: list[str], options: Any) -> None:

@@ -3,7 +3,6 @@ Markdown page, a picture beside it."""
 
 from __future__ import annotations
 
-import io
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,29 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from matplotlib import figure
-from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.harness.command import Table
+from benchmarks.harness.kept import Kept, Place, keep
+from benchmarks.harness.origin import Origin
+from benchmarks.harness.table import Result as Result
 from loadgen.cli import errors_as_lines, is_shown
-from loadgen.errors import WorkloadError
 from loadgen.progress import ReplayProgress, bars_on
 
 EXIT_INTERRUPTED = 130
-MAX_COLOURS = 64  # lines and text need few; a palette keeps a picture under 60 kB
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One figure."""
-
-    tables: Sequence[Table]
-    picture: figure.Figure
-
-    def markdown(self) -> str:
-        return "\n\n".join(table.markdown() for table in self.tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +39,11 @@ class Page:
         """The folder of the pictures."""
         return f"images/{self.name}"
 
-    def write(self, folder: Path, name: str, result: Result) -> None:
-        """The picture below ``folder``, the tables into the page, in the place of the figure ``name``, else at its end.
-        Raises WorkloadError for a folder that cannot be written to, and for a page with half a place."""
-        try:
-            (folder / self.images).mkdir(parents=True, exist_ok=True)
-            write_picture(result.picture, folder / self.images / f"{name}.png")
-            page = folder / self.file
-            text = page.read_text() if page.exists() else f"# {self.title}\n"
-            page.write_text(with_section(text, name, result.markdown()))
-        except OSError as error:
-            raise WorkloadError(f"cannot write below {folder}: {error.strerror}") from error
+    def write(self, folder: Path, name: str, result: Result, origin: Origin) -> None:
+        """The picture and what the tables are made of below ``folder``, the tables into the page, in the place of the
+        figure ``name``, else at its end. Raises WorkloadError for a folder that cannot be written to, and for a page
+        with half a place."""
+        keep(folder, Place(self.name, name), Kept(origin, result.told), result.picture, self.title)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,40 +67,19 @@ class Paper:
     figures: Mapping[str, Figure]
 
 
-def with_section(text: str, name: str, content: str) -> str:
-    """``text`` with ``content`` between the markers of ``name``, which are appended where they are missing. Raises
-    WorkloadError where only the first is there."""
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    section = f"{begin}\n\n{content}\n\n{end}"
-    before, found, rest = text.partition(begin)
-    if not found:
-        return f"{text.rstrip()}\n\n{section}\n"
-    if end not in rest:
-        raise WorkloadError(f"{begin} has no {end}")
-    return before + section + rest.partition(end)[2]
-
-
-def write_picture(picture: figure.Figure, path: Path) -> None:
-    """A PNG with a palette."""
-    buffer = io.BytesIO()
-    picture.savefig(buffer, format="png")
-    buffer.seek(0)
-    with Image.open(buffer) as image:
-        flat = image.convert("RGB").quantize(MAX_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        flat.save(path, optimize=True)
-
-
 def run_figures(
     names: Sequence[str],
     page: Page,
     out: Path,
     shown: bool | None,
+    origin: Callable[[str], Origin],
     start: Callable[[FigureProgress], Callable[[str], Result]],
 ) -> None:
     """Each is printed, and written below ``out`` when it is done, so that an interrupt loses only the one under way.
-    ``start`` gives what makes a figure of a name. A named error ends with status 2, an interrupt with 130."""
+    ``start`` gives what makes a figure of a name, ``origin`` where it comes from. A named error ends with status 2, an
+    interrupt with 130."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    done: list[str] = []
+    origins, done = {name: origin(name) for name in names}, list[str]()
     try:
         with ExitStack() as after:
             after.enter_context(errors_as_lines(console))
@@ -130,7 +89,7 @@ def run_figures(
             for name in names:
                 progress.figure(name)
                 result = make(name)
-                page.write(out, name, result)
+                page.write(out, name, result, origins[name])
                 done.append(name)
                 print(result.markdown(), end="\n\n", flush=True)
     except KeyboardInterrupt:

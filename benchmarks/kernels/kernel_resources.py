@@ -165,12 +165,14 @@ CASES = [
 def main(
     capability: Annotated[list[int], typer.Option(help=f"Of {sorted(SM_SHARED_KIB)}.")] = CAPABILITIES,
     case: Annotated[list[int] | None, typer.Option(help="By number; else all.")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="Of those; else all.")] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> Results:
     if triton.knobs.runtime.interpret:
         sys.exit("the interpreter compiles nothing: unset TRITON_INTERPRET")
     cases = [CASES[number] for number in case or range(len(CASES))]
     found = [resources for each in capability for resources in measure(each, cases)]
+    found = [resources for resources in found if resources.kernel in (kernel or [resources.kernel])]
     if as_json:
         yield json.dumps([asdict(each) | {"programs_per_sm": each.programs_per_sm} for each in found])
         return

@@ -163,9 +163,13 @@ def main(
     rounds: Annotated[int, typer.Option(help="Decisions of each kind.")] = 500,
     duration: Annotated[float, typer.Option(help="Seconds of arrivals, in virtual time.")] = 60.0,
     groups: Annotated[int, typer.Option(help=f"Of {GROUP_SIZE} offline requests that share a prefix.")] = 60,
+    only: Annotated[str | None, typer.Option(help="costs, online or batch.")] = None,
 ) -> Results:
-    for num_executors, prompt_tokens in product((1, 2, 8, 64), (128, 1024, 8192)):
-        yield decision_row(num_executors, prompt_tokens, rounds)
-    yield f"a full cache: {cache_bytes() / 2**20:.1f} MiB an executor"
-    yield from online_rows(duration)
-    yield from backlog_rows(groups)
+    if only in (None, "costs"):
+        for num_executors, prompt_tokens in product((1, 2, 8, 64), (128, 1024, 8192)):
+            yield decision_row(num_executors, prompt_tokens, rounds)
+        yield f"a full cache: {cache_bytes() / 2**20:.1f} MiB an executor"
+    if only in (None, "online"):
+        yield from online_rows(duration)
+    if only in (None, "batch"):
+        yield from backlog_rows(groups)

@@ -1,19 +1,15 @@
 """What each kind of latency model makes of the batches of a GPU: ``python -m benchmarks.simulator.models``.
 
 How far each is off on a minute of a simulated schedule that it was not fitted to, for decodes alone and for both
-phases; and what each says of ever more decodes and of ever longer ones, beside the roofline that timed the samples. The
-table and the picture go into the page docs/predictor.md.
+phases; and, in the picture that is kept with the table, what each says of ever more decodes and of ever longer ones,
+beside the roofline that timed the samples.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from benchmarks.harness.charts import Curve, Panel, draw
 from benchmarks.harness.command import Results, Row, Table, benchmark
-from benchmarks.harness.page import Page, Result
+from benchmarks.harness.table import Result
 from benchmarks.lab.drawn import mixed_load
 from benchmarks.lab.fits import error_cells, fits_of
 from benchmarks.lab.lab import Bench, Machine, setup_of
@@ -80,14 +76,10 @@ def _panel(
 
 
 @benchmark
-def main(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the page and its images are.")] = Path("docs"),
-) -> Results:
+def main() -> Results:
     bench = Bench(MACHINE, mixed_load(2.0, DURATION_S, seed=1))
     truth, sweep = setup_of(MACHINE).latency, sweep_samples(bench)
     live = window_of(timed(scheduled_shapes(MACHINE, seed=1), truth, seed=2)).observations()
     unseen = timed(scheduled_shapes(MACHINE, seed=3), truth, seed=4)
     table = Table(_caption(), [*_rows("the sweep", sweep, unseen), *_rows("another minute", live, unseen)])
-    result = Result([table], draw([_panels(sweep)], 3.2))
-    Page("predictor", "How long a step takes: the predictor").write(out, "models", result)
-    yield result.markdown()
+    yield Result([table], draw([_panels(sweep)], 3.2))

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.harness.command import model_folder
+from benchmarks.harness.origin import origin_now
 from benchmarks.harness.page import EXIT_INTERRUPTED, figure_progress
 from benchmarks.vllm.comparison import Comparison
 from benchmarks.vllm.result import NAME, PAGE, result_of
@@ -66,7 +66,7 @@ def side_by_side(
     chooses. A run lasts the window, the warm-up and some seconds. Ctrl-C keeps what is done; --resume goes on.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    date = datetime.now(UTC).date().isoformat()
+    origin = origin_now(setting.seed)
     with errors_as_lines(console):
         names = list(dict.fromkeys(system or DEFAULT_SYSTEMS))
         if unknown := [name for name in names if name not in SYSTEMS]:
@@ -81,13 +81,13 @@ def side_by_side(
                 shares,
                 store,
                 shown,
-                lambda: PAGE.write(out, NAME, result_of(comparison.cells, setting, date)),
+                lambda: PAGE.write(out, NAME, result_of(comparison.cells, setting), origin),
                 max_runs,
                 repeats,
             )
             stopped_by = asyncio.run(run_until_signalled(comparison.run()))
         if comparison.cells:
-            sys.stdout.write(result_of(comparison.cells, setting, date).markdown() + "\n")
+            sys.stdout.write(result_of(comparison.cells, setting).markdown() + "\n")
     if stopped_by is not None:
         console.print(f"stopped; the runs that are done are in {work}: go on with --resume")
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -24,12 +24,12 @@ BEST = "the best that kept the SLOs"
 RATIOS = "of online only: TTFT mean / p99, TBT mean / p99"
 
 
-def result_of(cells: Sequence[Cell], setting: Setting, date: str) -> Result:
+def result_of(cells: Sequence[Cell], setting: Setting) -> Result:
     """``cells``: those done so far, at least one."""
     ordered = sorted(cells, key=lambda cell: cell.share)
     runs = [(cell, run) for cell in ordered for run in sorted(cell.runs, key=lambda run: run.value or 0.0)]
     caption = (
-        f"The most offline tokens/s that kept {' and '.join(setting.slos)}, on {date}; of a system without a knob "
+        f"The most offline tokens/s that kept {' and '.join(setting.slos)}; of a system without a knob "
         f"the mean of its runs. {setting.describe()}. Offline tokens are prompt and output."
     )
     tables = [

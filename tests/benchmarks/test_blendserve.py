@@ -14,6 +14,7 @@ from benchmarks.figures.blend_lab import ADDS, DEVICES, OVERLAPS, BlendLab, Blen
 from benchmarks.figures.papers import blendserve
 from benchmarks.figures.papers.blendserve import BLEND, BLENDSERVE, BURSTGPT, DFS, EXECUTORS, ORDERINGS, SAMPLES, TWO
 from benchmarks.figures.trace_lab import TraceOptions
+from benchmarks.harness.origin import origin_now
 from benchmarks.harness.page import FigureProgress
 from benchmarks.lab import request_sets
 from benchmarks.lab.drawn import Lognormal
@@ -79,7 +80,7 @@ def small() -> Iterator[None]:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_figure_is_tables_and_a_picture(name: str, lab: BlendLab, tmp_path: Path) -> None:
     result = BLENDSERVE.figures[name].make(lab)
-    BLENDSERVE.page.write(tmp_path, name, result)
+    BLENDSERVE.page.write(tmp_path, name, result, origin_now())
     assert [len(table.rows) for table in result.tables] == ROWS[name]
     page = (tmp_path / BLENDSERVE.page.file).read_text()
     for table in result.tables:

@@ -18,6 +18,7 @@ from benchmarks.figures.kinds.load_forecast import Forecast, per_minute
 from benchmarks.figures.papers import echo
 from benchmarks.figures.papers.echo import ECHO, QA_SHORT, SLO
 from benchmarks.figures.trace_lab import TraceOptions
+from benchmarks.harness.origin import origin_now
 from benchmarks.harness.page import FigureProgress
 from benchmarks.lab.documents import Documents
 from benchmarks.lab.drawn import Lognormal
@@ -80,7 +81,7 @@ def small() -> Iterator[None]:
 @pytest.mark.parametrize("name", ECHO.figures)
 def test_a_figure_is_a_table_and_a_picture(name: str, lab: BacklogLab, tmp_path: Path) -> None:
     result = ECHO.figures[name].make(lab)
-    ECHO.page.write(tmp_path, name, result)
+    ECHO.page.write(tmp_path, name, result, origin_now())
     (table,) = result.tables
     assert len(table.rows) == ROWS[name] and all(list(row) == list(table.rows[0]) for row in table.rows)
     assert table.markdown() in (tmp_path / ECHO.page.file).read_text()

@@ -15,7 +15,9 @@ from benchmarks.figures.__main__ import PAPERS, app
 from benchmarks.figures.papers.hygen import HYGEN
 from benchmarks.figures.trace_lab import TraceOptions
 from benchmarks.harness.charts import Panel, draw
-from benchmarks.harness.page import EXIT_INTERRUPTED, Paper, Result, figure_progress, run_figures, with_section
+from benchmarks.harness.kept import with_section
+from benchmarks.harness.origin import origin_now
+from benchmarks.harness.page import EXIT_INTERRUPTED, Paper, Result, figure_progress, run_figures
 from loadgen.errors import WorkloadError
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +97,7 @@ def test_an_interrupt_that_python_ignores_is_not_lost(tmp_path: Path) -> None:
         return Result([], draw([[Panel([])]], 1.0))
 
     with pytest.raises(typer.Exit) as ended:
-        run_figures(["fig1", "fig2"], HYGEN.page, tmp_path, False, lambda shown: make)
+        run_figures(["fig1", "fig2"], HYGEN.page, tmp_path, False, lambda name: origin_now(), lambda shown: make)
     assert ended.value.exit_code == EXIT_INTERRUPTED
     page = (tmp_path / HYGEN.page.file).read_text()
     assert "<!-- /fig1 -->" in page and "fig2" not in page

@@ -10,6 +10,7 @@ from benchmarks.figures.kinds.over_time import Timeline
 from benchmarks.figures.papers.hygen import HYGEN as PAPER
 from benchmarks.figures.papers.hygen import LLAMA, QWEN
 from benchmarks.figures.trace_lab import MEAN_TBT, METRICS, P99_TTFT, Setting, TraceLab
+from benchmarks.harness.origin import origin_now
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR
 
 LEFT = ["setting", "metric", "online only ms", "sarathi++"]
@@ -26,7 +27,7 @@ ROWS = {"fig3": 2 * len(METRICS), "fig4": 2 * len(METRICS), "fig12": len(METRICS
 @pytest.mark.parametrize("name", PAPER.figures)
 def test_a_figure_is_a_table_and_a_picture(name: str, lab: TraceLab, tmp_path: Path) -> None:
     result = PAPER.figures[name].make(lab)
-    PAPER.page.write(tmp_path, name, result)
+    PAPER.page.write(tmp_path, name, result, origin_now())
     for table in result.tables:
         assert table.rows and all(list(row) == list(table.rows[0]) for row in table.rows)
         assert table.markdown() in (tmp_path / PAPER.page.file).read_text()

@@ -14,6 +14,7 @@ from benchmarks.figures.papers.ooco import ALONE, BASE, OFFLINE, OOCO, OURS, SMA
 from benchmarks.figures.pool_run import MOST_BROKEN, misses
 from benchmarks.figures.pools_lab import Case, Dataset, PoolsLab, PoolsOptions
 from benchmarks.figures.trace_lab import TraceOptions
+from benchmarks.harness.origin import origin_now
 from benchmarks.harness.page import FigureProgress
 from benchmarks.lab.drawn import Lognormal
 from loadgen.client.records import RequestRecord
@@ -49,7 +50,7 @@ def lab(options: TraceOptions, small: None) -> PoolsLab:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_figure_is_a_table_and_a_picture(name: str, lab: PoolsLab, tmp_path: Path) -> None:
     result = OOCO.figures[name].make(lab)
-    OOCO.page.write(tmp_path, name, result)
+    OOCO.page.write(tmp_path, name, result, origin_now())
     (table,) = result.tables
     assert len(table.rows) == ROWS[name] and all(list(row) == list(table.rows[0]) for row in table.rows)
     assert table.markdown() in (tmp_path / OOCO.page.file).read_text()

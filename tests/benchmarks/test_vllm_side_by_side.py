@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
+from benchmarks.harness.origin import origin_now
 from benchmarks.harness.page import FigureProgress
 from benchmarks.vllm.__main__ import app
 from benchmarks.vllm.comparison import Comparison, mean_of
@@ -225,14 +226,14 @@ async def test_tables_and_picture(
     )
     ours = replace(cell, system="slackwater-torch", runs=[twice])
     nothing = replace(cell, system="slackwater-vllm", runs=[])
-    result = result_of([cell, ours, nothing], setting, "2026-01-01")
+    result = result_of([cell, ours, nothing], setting)
     rows = result.tables[0].rows
     assert [row["times vLLM's best"] for row in rows] == ["1.00", "2.00", "0.00"]
     assert rows[2]["best setting"] == "none kept them" and rows[2]["offline tokens/s"] == "0"
     assert rows[1]["offline tokens/s"] == f"{twice.trial.offline_tokens_per_s:.1f}"
-    PAGE.write(tmp_path, NAME, result)
+    PAGE.write(tmp_path, NAME, result, origin_now())
     page = (tmp_path / PAGE.file).read_text()
-    assert page.count("2026-01-01") == 1 and "smollm2-135m-instruct" in page
+    assert page.count(str(origin_now().date)) == 1 and "smollm2-135m-instruct" in page
     with Image.open(tmp_path / PAGE.images / f"{NAME}.png") as picture:
         assert picture.width == 800
 
