@@ -1,6 +1,6 @@
 """Everything that needs a GPU, in one command: ``make gpu``, or ``python -m benchmarks.gpu`` with any Python that has
-torch and Triton. Kernels and engine are tested, then measured beside what else is installed; what is not is skipped, with
-the reason. Nothing is fetched. Tables, pictures and logs go below --out."""
+torch and Triton. Kernels and engine are tested, then measured beside what else is installed; what is not is skipped,
+with the reason. Nothing is fetched. Tables, pictures and logs go below --out."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
-        epilog=f"stages, in this order:\n{stages}\n\nThe exit status is 1 where a stage failed or all were skipped, 2 where "
-        "there is nothing to run on, 130 after Ctrl-C.",
+        epilog=f"stages, in this order:\n{stages}\n\nThe exit status is 1 where a stage failed or all were skipped, "
+        "2 where there is nothing to run on, 130 after Ctrl-C.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--only", action="append", choices=NAMES, metavar="STAGE", help="Repeatable; else all.")

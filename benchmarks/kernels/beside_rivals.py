@@ -81,7 +81,7 @@ def speeds(device: str, runs: int, found: list[Speed]) -> Generator[Row | str, N
             yield _row(speed, list(rivals.attentions), device)
     for name, why in {**rivals.missing, **failures}.items():
         yield f"{name}: {why}."
-    return f"{len(found)} shapes beside {', '.join(rivals.attentions)}"
+    return f"{len(found)} shapes beside {', '.join(rivals.attentions) or 'nothing'}"
 
 
 def _of_kind(

@@ -59,7 +59,7 @@ def beside_float64(device: str) -> Generator[Row | str, None, str]:
     for name, why in {**rivals.missing, **failures}.items():
         yield f"{name}: {why}."
     assert not beyond, f"beyond tolerance: {', '.join(beyond)}"
-    return f"{met} steps within tolerance"
+    return f"steps within tolerance: {met}"
 
 
 def _measure(work: Work, worst: Mapping[str, Worst], rivals: Rivals, failures: dict[str, str]) -> None:
