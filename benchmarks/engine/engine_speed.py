@@ -112,8 +112,7 @@ def about(engine: TorchEngine) -> str:
 
 def beside_transformers(path: Path, num_threads: int, runs: int, sizes: Sizes = CPU_SIZES) -> Results:
     """On the CPU."""
-    options = {"num_blocks": sizes.num_blocks, "num_threads": num_threads}
-    engine = TorchEngine.load(path, "bench", device="cpu", **options)
+    engine = TorchEngine.load(path, "bench", "cpu", num_blocks=sizes.num_blocks, num_threads=num_threads)
     reference = Transformers(path)
     yield about(engine)
     for size in sizes.batches:
@@ -128,16 +127,15 @@ def beside_transformers(path: Path, num_threads: int, runs: int, sizes: Sizes = 
 def with_graphs(path: Path, runs: int, sizes: Sizes = GPU_SIZES) -> Results:
     """Decodes with recorded graphs beside the same without and transformers; then prefills. Raises ConfigError where
     there is no GPU."""
-    options = {"device": "cuda", "num_blocks": sizes.num_blocks}
-    recorded = TorchEngine.load(path, "bench", **options, max_graph_decodes=max(sizes.batches))
-    plain = TorchEngine.load(path, "bench", **options)
+    load = partial(TorchEngine.load, path, "bench", "cuda", num_blocks=sizes.num_blocks)
+    recorded, plain = load(max_graph_decodes=max(sizes.batches)), load()
     if not recorded.graph_sizes:
         sys.exit("this model cannot be recorded")
     yield about(plain)
     reference = Transformers(path, "cuda", DTYPES[plain.spec.dtype])
     for size in sizes.batches:
         ours, without = (partial(engine.execute, sizes.decodes(size)) for engine in (recorded, plain))
-        rivals = {"without graphs": without, RIVAL: reference.decode(size, sizes.context)}
+        rivals: dict[str, Step] = {"without graphs": without, RIVAL: reference.decode(size, sizes.context)}
         yield row(f"decode, batch {size}, context {sizes.context}", size, ours, rivals, runs, digits=2)
     for length in sizes.chunks:
         if length <= plain.spec.max_model_len:

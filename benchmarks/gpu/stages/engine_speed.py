@@ -1,8 +1,10 @@
 """Steps of the torch engine, of the prepared model and of larger random weights."""
 
+import gc
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,7 +34,7 @@ def stage(context: Context) -> Found:
                 yield found
                 num_steps += not isinstance(found, str)
                 _note(found, points)
-            yield write(context.out, f"engine-{_slug(name)}", lambda name=name, points=points: lines(points, name))
+            yield write(context.out, f"engine-{_slug(name)}", partial(lines, points, name))
     return f"{num_steps} steps"
 
 
@@ -44,6 +46,7 @@ def _models(context: Context, made: ExitStack) -> Iterator[tuple[str, Path]]:
         sizes = SMALL if context.device == "cuda" else "tiny"
         yield f"{sizes}, random weights", made.enter_context(random_model(context, SMALL))
     if context.device == "cuda":
+        gc.collect()  # the engines before, whose models hold themselves
         torch.cuda.empty_cache()
         if torch.cuda.mem_get_info()[1] >= LARGE_NEEDS_BYTES:
             yield f"{LARGE}, random weights", made.enter_context(random_model(context, LARGE))
