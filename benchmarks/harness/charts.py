@@ -5,15 +5,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.harness.command import Row, Table
-from benchmarks.harness.page import Result
+from benchmarks.harness.table import Row, Table
 from shared import pictures
 from shared.pictures import GREY
+
+if TYPE_CHECKING:  # a page needs more than a picture does
+    from benchmarks.harness.page import Result
 
 WIDTH_INCHES = 8.0
 LEGEND_CHARACTERS, LEGEND_GAP = 105, 7  # that a row has, and what stands before a label takes of them
@@ -73,8 +76,10 @@ class Curves:
     ticks: Sequence[float] = ()
     from_zero: bool = True
 
-    def result(self, points: Sequence[Point], caption: str, height: float) -> Result:
+    def result(self, points: Sequence[Point], caption: str, height: float) -> "Result":
         """With a table that has a row for each point."""
+        from benchmarks.harness.page import Result
+
         table = Table(caption, [point.cells for point in points])
         return Result([table], draw(self.panels(points), height, self.xlabel))
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -11,14 +11,18 @@ import typer
 
 from benchmarks.harness.kept import DOCS, Kept, Place, keep
 from benchmarks.harness.origin import origin_now
-from benchmarks.harness.table import Result, parts
+from benchmarks.harness.table import Result, flat
+from benchmarks.harness.table import Results as Results
 from benchmarks.harness.table import Row as Row
 from benchmarks.harness.table import Table as Table
+from benchmarks.harness.table import formatted as formatted
+from benchmarks.harness.table import quantile as quantile
+from benchmarks.harness.table import quantiles as quantiles
+from benchmarks.harness.table import show as show
 from services.executor.prepare_model import DEFAULT_MODEL as DEFAULT_MODEL
 from services.executor.prepare_model import default_cache_dir, prepare
 
 P = ParamSpec("P")
-Results = Iterable[Row | str | Result]
 ModelOption = Annotated[str, typer.Option(help="Name, folder or hub id.")]
 KeepOption = Annotated[
     Place | None,
@@ -76,29 +80,3 @@ def keep_all(place: Place, results: Results, seed: object, docs: Path = DOCS) ->
 def model_folder(model: str = DEFAULT_MODEL) -> Path:
     """Made ready, which takes time once. Raises ConfigError for one that cannot be had."""
     return prepare(model, default_cache_dir(), lambda line: print(line, file=sys.stderr))
-
-
-def show(results: Results) -> None:
-    """Print each at once, ready for a page: rows with the same headings as one table, a string as it is."""
-    for part in parts(flat(results)):
-        print(part, flush=True)
-
-
-def flat(results: Results) -> Iterator[Row | str]:
-    for result in results:
-        yield from result.told if isinstance(result, Result) else [result]
-
-
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """The nearest-rank quantile of ascending values. Raises IndexError where there are none."""
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
-
-
-def quantiles(ordered: Sequence[float], qs: Mapping[str, float], digits: int = 2) -> dict[str, str]:
-    """Cells with those of ascending values, by heading. Raises IndexError where there are none."""
-    return formatted(f",.{digits}f", {heading: quantile(ordered, q) for heading, q in qs.items()})
-
-
-def formatted(form: str, values: Mapping[str, float]) -> dict[str, str]:
-    """Cells, by heading."""
-    return {heading: format(value, form) for heading, value in values.items()}

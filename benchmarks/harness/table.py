@@ -1,4 +1,5 @@
-"""What a benchmark tells: rows, of which those with the same headings are one table, and words between them."""
+"""What a benchmark tells: rows, of which those with the same headings are one table, and words between them. Nothing
+here needs more than Python, so that it runs where little is installed."""
 
 from __future__ import annotations
 
@@ -42,6 +43,9 @@ class Result:
         return markdown(self.told)
 
 
+Results = Iterable[Row | str | Result]
+
+
 def markdown(told: Iterable[Row | str]) -> str:
     return "\n".join(parts(told))
 
@@ -67,3 +71,29 @@ def head(row: Row) -> str:
 
 def line(row: Row) -> str:
     return f"| {' | '.join(row.values())} |"
+
+
+def show(results: Results) -> None:
+    """Print each at once, ready for a page: rows with the same headings as one table, a string as it is."""
+    for part in parts(flat(results)):
+        print(part, flush=True)
+
+
+def flat(results: Results) -> Iterator[Row | str]:
+    for result in results:
+        yield from result.told if isinstance(result, Result) else [result]
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """The nearest-rank quantile of ascending values. Raises IndexError where there are none."""
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def quantiles(ordered: Sequence[float], qs: Mapping[str, float], digits: int = 2) -> dict[str, str]:
+    """Cells with those of ascending values, by heading. Raises IndexError where there are none."""
+    return formatted(f",.{digits}f", {heading: quantile(ordered, q) for heading, q in qs.items()})
+
+
+def formatted(form: str, values: Mapping[str, float]) -> dict[str, str]:
+    """Cells, by heading."""
+    return {heading: format(value, form) for heading, value in values.items()}

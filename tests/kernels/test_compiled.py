@@ -19,7 +19,13 @@ def cuobjdump() -> bool:
     return bool(spec and spec.origin and (Path(spec.origin).parent / "backends/nvidia/bin/cuobjdump").exists())
 
 
-pytestmark = pytest.mark.skipif(not cuobjdump(), reason="needs the tools in Triton's wheel")
+pytestmark = [
+    pytest.mark.skipif(not cuobjdump(), reason="needs the tools in Triton's wheel"),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("msgspec", "typer")),
+        reason="needs what the benchmark's command does",
+    ),
+]
 
 
 def compiled(capability: int, case: int) -> list[dict[str, Any]]:
