@@ -149,7 +149,8 @@ class Handovers:
         if request_id in self._sequences or request_id in self._reserved:
             return "it is here already"
         sequence = LiveSequence.admit(carried.request, self._spec, self._tokenizer)
-        problem = why_never_held(sequence.request, self._limits, self._spec.max_model_len) or _why_other_scores(carried)
+        never_held = why_never_held(sequence.request, self._limits, self._spec.max_model_len)
+        problem = never_held or sequence.why_never_run(self._spec) or _why_other_scores(carried)
         if problem:
             return problem
         if carried.prompt_scores is not None:

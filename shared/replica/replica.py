@@ -441,9 +441,8 @@ class Replica:
         if request.request_id in self._sequences:
             return
         sequence = LiveSequence.admit(request, self.spec, self._tokenizer)
-        problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len) or sequence.why_no_prompt_of(
-            self.spec
-        )
+        never_held = why_never_held(sequence.request, self.limits, self.spec.max_model_len)
+        problem = never_held or sequence.why_never_run(self.spec)
         if problem:
             self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
             return

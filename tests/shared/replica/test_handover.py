@@ -276,6 +276,8 @@ def test_a_request_is_taken_once(tokenizer: Tokenizer) -> None:
     assert taker.replica.handovers.reserve(carried) == "it is here already"
     too_long = replace(carried, request=request_of("b", Kind.ONLINE, prompt=700))
     assert "tokens" in str(taker.replica.handovers.reserve(too_long))
+    odd = replace(carried.request, request_id="b", sampling=replace(carried.request.sampling, stop_token_ids=(10**6,)))
+    assert "beyond the vocabulary" in str(taker.replica.handovers.reserve(replace(carried, request=odd)))
 
 
 @pytest.mark.parametrize(("num_top", "num_bytes"), [(None, 8), (0, 9), (2, 8), (0, 0)])
