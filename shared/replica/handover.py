@@ -153,7 +153,7 @@ class Handovers:
             return "it is here already"
         sequence = LiveSequence.admit(carried.request, self._spec, self._tokenizer)
         never_held = why_never_held(sequence.request, self._limits, self._spec.max_model_len)
-        problem = never_held or sequence.why_never_run(self._spec)
+        problem = never_held or sequence.why_never_run(self._spec, trusts_output=True)
         problem = problem or self._why_no_decode(sequence, carried) or _why_other_scores(carried)
         if problem:
             return problem

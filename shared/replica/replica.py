@@ -181,7 +181,9 @@ class Replica:
     def reconcile(
         self, entries: Seq[ScheduledRequest], preempted: Seq[str], policy: Policy, model: LatencyModel
     ) -> Schedule:
-        """A plan's entries, fitted to what is here by now."""
+        """A plan's entries, fitted to what is here by now; without those that have it as of another kind."""
+        held = ((entry, self.table.get(entry.request_id)) for entry in entries)
+        entries = [entry for entry, request in held if request is None or request.kind is entry.kind]
         return packing_named(policy.packing).reconcile(self.step_state(policy, model), entries, preempted)
 
     def step_state(self, policy: Policy, model: LatencyModel) -> StepState:

@@ -81,12 +81,14 @@ class LiveSequence:
         """To be generated after this one."""
         return self.sampling.n > len(self.ended_choices) + 1
 
-    def why_never_run(self, spec: EngineSpec) -> str:
+    def why_never_run(self, spec: EngineSpec, trusts_output: bool = False) -> str:
         """Why it is none for this model: there is no prompt to begin from, or a token, of its own or that its sampling
-        names, is none of the model's. Empty where it is one."""
+        names, is none of the model's. Empty where it is one. ``trusts_output``: an executor has it that generated its
+        output, which in a simulation is of no vocabulary."""
         if not self.num_prompt_tokens:
             return NO_PROMPT
-        largest = max(self.sampling.largest_token_id, max(self.token_ids, default=0))
+        token_ids = self.token_ids[: self.num_prompt_tokens] if trusts_output else self.token_ids
+        largest = max(self.sampling.largest_token_id, *token_ids)
         return "" if largest < spec.vocab_size else f"token {largest} is beyond the vocabulary of {spec.vocab_size}"
 
     @property

@@ -446,3 +446,12 @@ def test_output_without_a_prompt_is_nothing_for_a_second_choice_to_begin_from(to
     (ended,) = replica.take_ended()
     assert ended.finish_reason is FinishReason.ERROR and "prompt without tokens" in ended.error
     assert not drain(replica, engine)
+
+
+def test_a_plan_that_has_a_request_as_of_another_kind_has_it_run_once(tokenizer: Tokenizer) -> None:
+    for kind in Kind:
+        replica, _ = make_replica(tokenizer)
+        replica.submit(make_request("odd", kind=kind))
+        entries = [ScheduledRequest("odd", other, 20) for other in Kind if other is not kind]
+        schedule = replica.schedule(StepPlan("executor-0", "epoch", 0, entries, [], [], 0.0), ANY, MODEL)
+        assert len(schedule.entries) == (kind is Kind.ONLINE)
