@@ -86,6 +86,11 @@ class Rig(Overlapped):
     def take_ended(self) -> None:
         self.replica.take_ended()
 
+    def check(self) -> None:
+        super().check()
+        for entries in self.replica.in_flight():
+            assert len({entry.request_id for entry in entries}) == len(entries), "it runs twice"
+
 
 def any_request(rng: random.Random) -> GenerateRequest:
     made = Maker(rng, {}, rng.choice((0.05, 0.1, 0.3)))
