@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 
 def check_cancelled() -> None:
@@ -13,9 +14,26 @@ def check_cancelled() -> None:
         raise asyncio.CancelledError
 
 
+@contextlib.contextmanager
+def keeping_cancellation() -> Iterator[None]:
+    """Raises CancelledError where the current task is cancelled inside and what was awaited there has swallowed it. A
+    task that was cancelled before may still do there what is to be done at its end."""
+    before = _num_cancelled()
+    try:
+        yield
+    finally:
+        if _num_cancelled() > before:
+            raise asyncio.CancelledError
+
+
 async def wait_set(event: asyncio.Event, timeout_s: float) -> None:
     """Until the event is set, or the time is over."""
     check_cancelled()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, timeout_s)):
             await event.wait()
+
+
+def _num_cancelled() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()

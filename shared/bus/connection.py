@@ -11,6 +11,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
+from shared.cancellation import keeping_cancellation
 from shared.errors import BusError, TooLargeForBusError
 
 logger = logging.getLogger(__name__)
@@ -155,9 +156,10 @@ class Connection:
 @contextlib.contextmanager
 def failing_as(doing: str) -> Iterator[None]:
     """Raises BusError, with what was being done, for any failure of the bus inside; TooLargeForBusError for a message
-    that it never takes."""
+    that it never takes. No cancellation is lost inside."""
     try:
-        yield
+        with keeping_cancellation():
+            yield
     except nats.errors.MaxPayloadError as error:
         raise TooLargeForBusError(f"{doing}: the message is over the bus's limit") from error
     except FAILURES as error:

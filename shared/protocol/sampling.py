@@ -1,6 +1,7 @@
 """How the tokens of a request are chosen, and why it ends. Part of the messages between services."""
 
 import enum
+from itertools import chain
 from typing import Annotated
 
 import msgspec
@@ -22,6 +23,8 @@ class FinishReason(enum.StrEnum):
 
 
 ENDS_WELL = (FinishReason.STOP, FinishReason.LENGTH)
+
+TokenWord = Annotated[tuple[TokenId, ...], Meta(min_length=1)]
 
 
 class EmbeddingShape(msgspec.Struct, frozen=True, array_like=True):
@@ -49,7 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: tuple[tuple[TokenId, Finite], ...] = ()  # (token id, what is added to its logit), by token id
     min_tokens: Count = 0  # before so many of the output neither EOS nor a stop token comes, nor a stop string counts
     allowed_token_ids: tuple[TokenId, ...] = ()  # without any, all are
-    bad_words: tuple[tuple[TokenId, ...], ...] = ()  # tokens that the output may not have one after another
+    bad_words: tuple[TokenWord, ...] = ()  # tokens that the output may not have one after another
     includes_stop: bool = False  # its client is shown the stop token or stop string that ends it
     shows_special: bool = False  # and the names of special tokens
     grammar: str = ""  # that the output keeps to, as llguidance reads it; empty for any text
@@ -87,6 +90,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     def delays_end(self) -> bool:
         """Whether a token would end it that may not come from the beginning."""
         return self.min_tokens > 0 and bool(self.stop_token_ids or not self.ignore_eos)
+
+    @property
+    def largest_token_id(self) -> int:
+        """Of all that are named here; 0 where none is."""
+        biased = (token_id for token_id, _ in self.logit_bias)
+        return max(chain(self.stop_token_ids, self.allowed_token_ids, biased, *self.bad_words), default=0)
 
     def seed_of_choice(self, index: int) -> int:
         """Of the choice so many after the one that this is the sampling of."""

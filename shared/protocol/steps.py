@@ -27,7 +27,8 @@ class ReaderCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Q_recv: the plan for one step of one incarnation (``epoch``), made pipeline depth steps before it starts."""
+    """Q_recv: the plan for one step of one incarnation (``epoch``), made pipeline depth steps before it starts. Raises
+    ValueError where a request is in it twice."""
 
     executor_id: str
     epoch: str
@@ -39,6 +40,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     share: OnlineShare = NO_SHARE
     readers: ReaderCounts | None = None  # where the executor's KV eviction goes by them
     wants_all: bool = False  # the scheduler has missed something: the next step message is to tell all that is held
+
+    def __post_init__(self) -> None:
+        if len({entry.request_id for entry in self.entries}) < len(self.entries):
+            raise ValueError("a request has one entry in a plan")
 
 
 class PlanSource(enum.StrEnum):

@@ -23,11 +23,12 @@ from shared.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a replica does about them: where anything has changed, where one comes or leaves, and to end a request that
-    was to be aborted while it was held."""
+    """What a replica does about them: where anything has changed, where one comes or leaves, to admit one that was
+    submitted here and waited, and to end a request that was to be aborted while it was held."""
 
     has_changed: Callable[[], None]
     comes: Callable[[LiveSequence], None]
+    admits: Callable[[GenerateRequest], None]
     leaves: Callable[[LiveSequence], None]
     aborts: Callable[[LiveSequence], bool]
     can_reserve: Callable[[], bool]
@@ -47,7 +48,8 @@ class Handovers:
     """Of one replica. As giver: ``collect`` after each step, before the next is packed, holds what is to move from
     there on; each held request is either ``gave`` or ``release`` in the end. As taker: ``reserve``, then ``take`` or
     ``drop``. Only a request that decodes moves, while no step has it: one with a prompt of which a token is left to
-    compute does not, before it has its first token.
+    compute does not, before it has its first token. One that is submitted to the taker as well, by somebody who thinks
+    that its giver is gone, waits for what comes of its reservation: see ``keeps``.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Handovers:
         self._asked: dict[str, None] = {}
         self._stay: dict[str, None] = {}  # were to be pushed, and nobody took them
         self._reserved: dict[str, Reserved] = {}
+        self._submitted: dict[str, GenerateRequest] = {}  # of those, here as well
 
     @property
     def is_giving(self) -> bool:
@@ -149,7 +152,9 @@ class Handovers:
         if request_id in self._sequences or request_id in self._reserved:
             return "it is here already"
         sequence = LiveSequence.admit(carried.request, self._spec, self._tokenizer)
-        problem = why_never_held(sequence.request, self._limits, self._spec.max_model_len) or _why_other_scores(carried)
+        never_held = why_never_held(sequence.request, self._limits, self._spec.max_model_len)
+        problem = never_held or sequence.why_never_run(self._spec, trusts_output=True)
+        problem = problem or self._why_no_decode(sequence, carried) or _why_other_scores(carried)
         if problem:
             return problem
         if carried.prompt_scores is not None:
@@ -171,18 +176,35 @@ class Handovers:
         """Its KV is there: it is this replica's from now on, and decodes. Raises KeyError where no room was
         reserved."""
         reserved = self._reserved.pop(request_id)
+        self._submitted.pop(request_id, None)
         self._hooks.has_changed()
         self._hooks.comes(reserved.sequence)
         self._kv.take(reserved.sequence, reserved.num_computed_tokens)
         self._totals.taken_over += 1
         return reserved.sequence
 
-    def drop(self, request_id: str) -> None:
-        """It does not come; nothing where no room was reserved for it."""
+    def drop(self, request_id: str) -> bool:
+        """It does not come; nothing where no room was reserved for it. Whether it has begun here instead, since it was
+        submitted meanwhile."""
         reserved = self._reserved.pop(request_id, None)
         if reserved is not None:
             self._hooks.has_changed()
             self._kv.drop(reserved.sequence)
+        request = self._submitted.pop(request_id, None)
+        if request is not None:
+            self._hooks.admits(request)
+        return request is not None
+
+    def keeps(self, request: GenerateRequest) -> bool:
+        """Room is reserved for it: where that is dropped it is admitted."""
+        if request.request_id not in self._reserved:
+            return False
+        self._submitted[request.request_id] = request
+        return True
+
+    def abort(self, request_id: str) -> None:
+        """It is not admitted any more."""
+        self._submitted.pop(request_id, None)
 
     def _take_held(self, request_id: str) -> LiveSequence | None:
         """In no step and held no more; None where it was not held."""
@@ -198,6 +220,15 @@ class Handovers:
         request = sequence.request
         is_steady = not (request.is_held or request.is_paused or sequence.num_failures)
         return is_steady and _has_begun(sequence)
+
+    def _why_no_decode(self, sequence: LiveSequence, carried: Carried) -> str:
+        """Why it cannot decode with what it brings; empty where it can."""
+        if not carried.request.output_token_ids or sequence.finished_before(self._spec) is not None:
+            return "it does not decode: only requests that do move"
+        num_computed, num_blocks = carried.num_computed_tokens, len(carried.block_ids)
+        if num_computed != sequence.request.num_tokens - 1 or num_blocks * self._limits.block_size < num_computed:
+            return f"{num_blocks} blocks with KV of {num_computed} tokens are not those of all its tokens but the last"
+        return ""
 
     def _decoding(self, kind: Kind) -> Iterator[Request]:
         """All that do, held ones among them."""

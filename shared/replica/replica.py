@@ -109,7 +109,9 @@ class Replica:
         can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
         self._foresight = Foresight(self.table, self.pool, self._cache, can_foresee)
         self._can_look_ahead = can_foresee and spec.takes_steps_ahead and not strategy.uses_deadlines
-        hooks = Hooks(self._foresight.err, self._add, self._forget, self._aborts, lambda: self._ahead is None)
+        hooks = Hooks(
+            self._foresight.err, self._add, self._admit, self._forget, self._aborts, lambda: self._ahead is None
+        )
         self.handovers = Handovers(
             limits, spec, tokenizer, self.table, self.pool, self._kv, self._sequences, self.totals, hooks
         )
@@ -143,6 +145,7 @@ class Replica:
         for request_id in request_ids:
             sequence = self._sequences.get(request_id)
             if sequence is None:
+                self.handovers.abort(request_id)
                 continue
             if sequence.request.is_in_flight or (self._ahead is not None and self._runs(sequence)):
                 self._aborting[request_id] = None
@@ -180,7 +183,9 @@ class Replica:
     def reconcile(
         self, entries: Seq[ScheduledRequest], preempted: Seq[str], policy: Policy, model: LatencyModel
     ) -> Schedule:
-        """A plan's entries, fitted to what is here by now."""
+        """A plan's entries, fitted to what is here by now; without those that have it as of another kind."""
+        held = ((entry, self.table.get(entry.request_id)) for entry in entries)
+        entries = [entry for entry, request in held if request is None or request.kind is entry.kind]
         return packing_named(policy.packing).reconcile(self.step_state(policy, model), entries, preempted)
 
     def step_state(self, policy: Policy, model: LatencyModel) -> StepState:
@@ -440,12 +445,11 @@ class Replica:
             self._reserve.observe(self._now_ms() / 1e3, self.pool.num_held_online)
 
     def _admit(self, request: GenerateRequest, hashes: Seq[bytes] = ()) -> None:
-        if request.request_id in self._sequences:
+        if request.request_id in self._sequences or self.handovers.keeps(request):
             return
         sequence = LiveSequence.admit(request, self.spec, self._tokenizer, hashes)
-        problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len) or sequence.why_no_prompt_of(
-            self.spec
-        )
+        never_held = why_never_held(sequence.request, self.limits, self.spec.max_model_len)
+        problem = never_held or sequence.why_never_run(self.spec)
         if problem:
             self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
             return

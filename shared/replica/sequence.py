@@ -13,6 +13,7 @@ from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.replica.prompt_scores import PromptScoring
 from shared.scheduling.kv.block_hash import block_hash, hash_chain, scored_chain
+from shared.scheduling.limits import NO_PROMPT
 from shared.scheduling.request import Kind, Request
 from shared.text.detokenizer import IncrementalDetokenizer
 from shared.text.tokenizer import Tokenizer
@@ -85,9 +86,14 @@ class LiveSequence:
         """To be generated after this one."""
         return self.sampling.n > len(self.ended_choices) + 1
 
-    def why_no_prompt_of(self, spec: EngineSpec) -> str:
-        """What of its tokens the model does not know; empty where it knows them all."""
-        largest = max(self.token_ids, default=0)
+    def why_never_run(self, spec: EngineSpec, trusts_output: bool = False) -> str:
+        """Why it is none for this model: there is no prompt to begin from, or a token, of its own or that its sampling
+        names, is none of the model's. Empty where it is one. ``trusts_output``: an executor has it that generated its
+        output, which in a simulation is of no vocabulary."""
+        if not self.num_prompt_tokens:
+            return NO_PROMPT
+        token_ids = self.token_ids[: self.num_prompt_tokens] if trusts_output else self.token_ids
+        largest = max(self.sampling.largest_token_id, *token_ids)
         return "" if largest < spec.vocab_size else f"token {largest} is beyond the vocabulary of {spec.vocab_size}"
 
     @property

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from shared.scheduling.request import Request
 
+NO_PROMPT = "a prompt without tokens is nothing to go on from"
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -26,7 +28,7 @@ class Limits:
 def why_never_held(request: Request, limits: Limits, max_model_len: int) -> str:
     """Why an executor with these limits and this context (tokens) can never complete it; empty if it can."""
     if not request.num_tokens:
-        return "a prompt without tokens is nothing to go on from"
+        return NO_PROMPT
     if request.num_tokens >= max_model_len:
         return f"{request.num_tokens} tokens leave no room in the model's context of {max_model_len}"
     capacity = limits.num_blocks * limits.block_size

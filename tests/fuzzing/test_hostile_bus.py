@@ -12,12 +12,13 @@ import pytest
 from services.local.stack.machine import free_port
 from shared.bus import Bus
 from shared.protocol.services import ServiceStatus
-from shared.watch.stack_status import ping_all
+from shared.watch.stack_status import ping_all, set_draining
 from tests.fuzzing.addresses import all_subjects, listens_to
 from tests.fuzzing.storm import Storm
 from tests.services.gateway.gateway_rig import MODEL, READY_S, GatewayRig, wait_until
 
-SERVICES = ("gateway", "offline-queue", "predictor", "profiler", "executor-0", "executor-1")
+EXECUTORS = ("executor-0", "executor-1")
+SERVICES = ("gateway", "offline-queue", "predictor", "profiler", *EXECUTORS)
 NUM_LEASES = 3  # of the executors and the offline-queue
 GROWTH_BYTES = 64 * 1024**2  # of a process, from the end of one storm to the end of the next
 BODY = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 4}
@@ -66,7 +67,7 @@ async def test_a_stack_goes_on_through_a_storm(rig: MonitoredRig, share: float, 
     bus = await Bus.connect(rig.nats_url, "asks")
     storm = await Storm.connect(rig.nats_url, seed)
     await storm.watch()
-    await until_well(bus)
+    await until_well(bus, rig)
     await until_served(rig)
     await asyncio.to_thread(wait_until, lambda: storm.num_seen("holder_id") == NUM_LEASES, rig.logs)
     await storm.stop_watching()
@@ -77,7 +78,9 @@ async def test_a_stack_goes_on_through_a_storm(rig: MonitoredRig, share: float, 
         resident: dict[str, int] = {}
         for _ in range(2):
             await storm.send(make(share, per_seen))
-            answers = await until_well(bus)
+            for name in EXECUTORS:  # among what was sent are orders to be drained, which each obeys
+                await set_draining(bus, name, False)
+            answers = await until_well(bus, rig)
             await until_served(rig)
             print(f"{storm.num_sent} sent, {sum(each.details['messages_failed'] for each in answers.values())} refused")
             before, resident = resident, {name: rig.resident_bytes(name) for name in SERVICES}
@@ -105,12 +108,17 @@ def assert_logs_are_plain(rig: GatewayRig) -> None:
         assert "Traceback" not in (rig._folder / f"{name}.log").read_text()
 
 
-async def until_well(bus: Bus) -> dict[str, ServiceStatus]:
+async def until_well(bus: Bus, rig: GatewayRig) -> dict[str, ServiceStatus]:
     """Every process answers that it is."""
-    answers: dict[str, ServiceStatus] = {}
-    async with asyncio.timeout(READY_S):
-        while not all(name in answers and answers[name].health == "ok" for name in SERVICES):
-            answers = await ping_all(bus)
+    ill = dict.fromkeys(SERVICES, "not asked")
+    try:
+        async with asyncio.timeout(READY_S):
+            while ill:
+                answers = await ping_all(bus)
+                healths = {name: answers[name].health if name in answers else "no answer" for name in SERVICES}
+                ill = {name: health for name, health in healths.items() if health != "ok"}
+    except TimeoutError:
+        pytest.fail(f"not well after {READY_S:g} s: {ill}\n{rig.logs()}")
     return answers
 
 

@@ -107,7 +107,7 @@ class Taking:
             why = "withdrawn"
         why = why or self._why_not(offer)
         if why:
-            self._handovers.drop(offer.carried.request.request_id)
+            self._drop(offer)
             return why
         self._decide(offer.handover_id, True)
         request = self._handovers.take(offer.carried.request.request_id).request
@@ -135,7 +135,6 @@ class Taking:
 
     async def _read(self, offer: Offer, reserved: Reserved, timeout_s: float) -> str:
         """Why it has not come, with its room given back by now, or later."""
-        request_id = offer.carried.request.request_id
         self._num_reading += 1
         reading = asyncio.ensure_future(self._link.read(offer.giver, reserved.pairs))
         done, _ = await asyncio.wait((reading,), timeout=max(0.0, timeout_s))
@@ -146,7 +145,7 @@ class Taking:
         try:
             reading.result()
         except LinkError as error:
-            self._handovers.drop(request_id)
+            self._drop(offer)
             self._spawn(self._on_broken(offer.giver))
             return str(error)
         return ""
@@ -155,9 +154,14 @@ class Taking:
         """Its blocks may be written until the read has ended, whoever waits for it."""
         await asyncio.wait((reading,))
         self._num_reading -= 1
-        self._handovers.drop(offer.carried.request.request_id)
+        self._drop(offer)
         if reading.exception() is not None:
             await self._on_broken(offer.giver)
+
+    def _drop(self, offer: Offer) -> None:
+        request = offer.carried.request
+        if self._handovers.drop(request.request_id):
+            self._on_taken(request.kind)
 
     def _decide(self, handover_id: str, is_taken: bool) -> bool:
         """What was decided first."""

@@ -1,8 +1,12 @@
-"""A loop that checks for its cancellation ends, even where the await lost it."""
+"""A task that is cancelled ends, even where what it awaits loses that."""
 
 import asyncio
 
+import pytest
+
+from shared.bus.connection import failing_as
 from shared.cancellation import check_cancelled
+from shared.errors import BusError
 
 
 async def test_a_cancellation_that_comes_with_the_result() -> None:
@@ -33,3 +37,45 @@ async def test_nothing_happens_to_a_task_that_was_not_cancelled() -> None:
     except TimeoutError:
         check_cancelled()
     assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_an_operation_of_the_bus_keeps_a_cancellation_that_comes_with_its_result(has_failed: bool) -> None:
+    """Whoever awaits it checks nothing, and is cancelled all the same."""
+    result, seen = asyncio.get_running_loop().create_future(), list[object]()
+
+    async def ask() -> None:
+        try:
+            with failing_as("ask"):
+                seen.append(await asyncio.wait_for(result, 60))
+        except BusError as error:
+            seen.append(error)
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    if has_failed:
+        result.set_exception(OSError("away"))
+    else:
+        result.set_result(1)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled() and not any(isinstance(each, BusError) for each in seen)
+
+
+async def test_a_task_that_was_cancelled_may_still_use_the_bus() -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with failing_as("sign off"):
+                await asyncio.sleep(0)
+            done.append("signed off")
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled() and done == ["signed off"]

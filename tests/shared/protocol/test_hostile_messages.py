@@ -11,8 +11,10 @@ from shared.latency.histogram import LatencyHistogram
 from shared.protocol.codec import decode, decode_record, encode, encode_record
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
+from shared.protocol.steps import StepPlan
 from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges, PrefixCacheMirror
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import ScheduledRequest
 from tests.fuzzing.messages import Maker, message_types, mutate, spoil
 
 SEEDS = st.integers(0, 2**32)
@@ -59,6 +61,7 @@ def test_bytes_that_are_no_record_are_a_decode_error(data: bytes) -> None:
         {"gateway_id": "*"},
         {"request_id": "a b"},
         {"request_id": "a\n"},
+        {"sampling": {"max_tokens": 1, "bad_words": [[5], []]}},
     ],
 )
 def test_a_request_that_nobody_can_run_does_not_parse(wrong: dict[str, object]) -> None:
@@ -66,6 +69,15 @@ def test_a_request_that_nobody_can_run_does_not_parse(wrong: dict[str, object]) 
     assert decode(encode(whole), GenerateRequest) == REQUEST
     with pytest.raises(msgspec.ValidationError):
         decode(encode(whole | wrong), GenerateRequest)
+
+
+def test_a_request_has_one_entry_in_a_plan() -> None:
+    entries = [ScheduledRequest(request_id, Kind.OFFLINE, 1) for request_id in ("a", "b")]
+    plan = StepPlan("executor-0", "epoch", 0, entries, [], [], 0.0)
+    assert decode(encode(plan), StepPlan) == plan
+    whole = msgspec.to_builtins(plan)
+    with pytest.raises(msgspec.ValidationError, match="one entry"):
+        decode(encode(whole | {"entries": [*whole["entries"], whole["entries"][0]]}), StepPlan)
 
 
 @pytest.mark.parametrize("buckets", [{}, {0: 1}, {3: 3}, {10**6: 2}])

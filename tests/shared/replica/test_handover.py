@@ -276,6 +276,49 @@ def test_a_request_is_taken_once(tokenizer: Tokenizer) -> None:
     assert taker.replica.handovers.reserve(carried) == "it is here already"
     too_long = replace(carried, request=request_of("b", Kind.ONLINE, prompt=700))
     assert "tokens" in str(taker.replica.handovers.reserve(too_long))
+    odd = replace(carried.request, request_id="b", sampling=replace(carried.request.sampling, stop_token_ids=(10**6,)))
+    assert "beyond the vocabulary" in str(taker.replica.handovers.reserve(replace(carried, request=odd)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_computed_tokens": 0, "block_ids": []}, "0 blocks"),
+        ({"num_computed_tokens": 10**9}, "not those of all its tokens"),
+        ({"block_ids": [1]}, "1 blocks"),
+    ],
+)
+def test_what_could_not_decode_here_is_not_taken(tokenizer: Tokenizer, changes: dict[str, object], why: str) -> None:
+    giver, taker = make_rig(tokenizer), make_rig(tokenizer)
+    (carried,) = held_at(giver, request_of("a", Kind.ONLINE))
+    no_output = replace(carried, request=replace(carried.request, output_token_ids=[]))
+    assert "does not decode" in str(taker.replica.handovers.reserve(no_output))
+    assert why in str(taker.replica.handovers.reserve(replace(carried, **changes)))
+    assert taker.replica.pool.num_free == 40 and isinstance(taker.replica.handovers.reserve(carried), Reserved)
+
+
+def test_what_is_submitted_while_it_may_come_from_another_waits_for_that(tokenizer: Tokenizer) -> None:
+    """Whoever submits it thinks that its giver is gone: it is here once, and is not lost."""
+    request = request_of("a", Kind.ONLINE)
+    for comes, is_aborted in ((True, False), (False, False), (False, True)):
+        giver, taker = make_rig(tokenizer), make_rig(tokenizer)
+        (carried,) = held_at(giver, request)
+        assert isinstance(taker.replica.handovers.reserve(carried), Reserved)
+        taker.replica.submit(request)
+        assert not taker.begin(), "its blocks are to be written"
+        if is_aborted:
+            taker.replica.abort(["a"])
+        if comes:
+            taker.replica.handovers.take("a")
+            assert taker.replica.request_ids_of_gateways() == {"gateway": ["a"]}
+            taker.replica.abort(["a"])
+        else:
+            assert taker.replica.handovers.drop("a") is not is_aborted
+        taker.drain()
+        taker.take_ended()
+        ended = {key: reason for key, (_, reason) in taker.outcomes.items()}
+        assert ended == ({} if is_aborted else {"a": FinishReason.ABORT if comes else FinishReason.LENGTH})
+        assert taker.replica.pool.num_free == 40
 
 
 @pytest.mark.parametrize(("num_top", "num_bytes"), [(None, 8), (0, 9), (2, 8), (0, 0)])

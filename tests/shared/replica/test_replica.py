@@ -413,3 +413,45 @@ def test_a_token_beyond_the_vocabulary_ends_its_request_alone(tokenizer: Tokeniz
     assert (ended.sequence.request_id, ended.finish_reason) == ("odd", FinishReason.ERROR)
     assert "beyond the vocabulary" in ended.error
     assert drain(replica, engine).keys() == {"good"}
+
+
+BEYOND = 10**6
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"stop_token_ids": (5, BEYOND)},
+        {"allowed_token_ids": (5, BEYOND)},
+        {"logit_bias": ((5, 1.0), (BEYOND, 1.0))},
+        {"bad_words": ((5,), (6, BEYOND), (7,))},
+    ],
+)
+def test_a_token_beyond_the_vocabulary_that_its_sampling_names_ends_its_request_alone(
+    tokenizer: Tokenizer, named: dict[str, object]
+) -> None:
+    replica, engine = make_replica(tokenizer)
+    replica.submit(make_request("odd", **named))
+    replica.submit(make_request("good"))
+    (ended,) = replica.take_ended()
+    assert (ended.sequence.request_id, ended.finish_reason) == ("odd", FinishReason.ERROR)
+    assert "beyond the vocabulary" in ended.error
+    assert drain(replica, engine).keys() == {"good"}
+
+
+def test_output_without_a_prompt_is_nothing_for_a_second_choice_to_begin_from(tokenizer: Tokenizer) -> None:
+    replica, engine = make_replica(tokenizer)
+    request = make_request("odd", n=2, max_tokens=4)
+    replica.submit(replace(request, prompt_token_ids=[], output_token_ids=[5]))
+    (ended,) = replica.take_ended()
+    assert ended.finish_reason is FinishReason.ERROR and "prompt without tokens" in ended.error
+    assert not drain(replica, engine)
+
+
+def test_a_plan_that_has_a_request_as_of_another_kind_has_it_run_once(tokenizer: Tokenizer) -> None:
+    for kind in Kind:
+        replica, _ = make_replica(tokenizer)
+        replica.submit(make_request("odd", kind=kind))
+        entries = [ScheduledRequest("odd", other, 20) for other in Kind if other is not kind]
+        schedule = replica.schedule(StepPlan("executor-0", "epoch", 0, entries, [], [], 0.0), ANY, MODEL)
+        assert len(schedule.entries) == (kind is Kind.ONLINE)
