@@ -1,7 +1,9 @@
 """HyGen Alg. 1 and the two phases of Alg. 2."""
 
+import dataclasses
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
@@ -301,3 +303,60 @@ def test_beside_online_work_a_budget_that_lets_nothing_in_is_probed(offline: Req
     assert probes == [PROBE_STEPS, 2 * PROBE_STEPS + 1]
     none = step_state(table, policy=Policy(0.0), pace=Pace(num_online_only=PROBE_STEPS))
     assert len(TWO_PHASE.schedule(none, queue).entries) == 1, "a budget of 0 is meant"
+
+
+@given(
+    running=st.lists(st.tuples(st.integers(1, 200), st.booleans()), max_size=8),
+    prompts=st.lists(st.integers(1, 200), max_size=8),
+    free=st.integers(0, 80),
+    num_reserved=st.integers(0, 20),
+)
+def test_who_enters_leaves_a_block_for_each_that_runs(
+    running: list[tuple[int, bool]], prompts: list[int], free: int, num_reserved: int
+) -> None:
+    """One after another, as long as the free blocks have all of it and those besides; what is paused needs none."""
+    held = [make_decode(kind=Kind.OFFLINE, context=context) for context, _ in running]
+    for request, (_, is_paused) in zip(held, running, strict=True):
+        request.num_kept_blocks = request.num_blocks if is_paused else None
+    queue = [make_request(kind=Kind.OFFLINE, prompt=prompt) for prompt in prompts]
+    left = free - sum(each.num_new_blocks(1, 16) for each in held if not each.is_paused)
+    assume(left >= 0)
+    to_leave = num_reserved + sum(not each.is_paused for each in held)
+    limits, online = Limits(16, 4000, 10_000, 64), make_decode("on", context=100)
+    state = step_state(make_table(online, *held), limits, num_free_blocks=free)
+    schedule = TWO_PHASE.schedule(dataclasses.replace(state, num_reserved_blocks=num_reserved), queue_of(queue))
+    expected = []
+    for request in [each for each in held if each.is_paused] + queue:
+        needed = request.num_new_blocks(request.num_remaining_tokens, 16)
+        if needed + to_leave > left:
+            break
+        expected.append(request.request_id)
+        left, to_leave = left - needed, to_leave + 1
+    decodes = [each.request_id for each in held if not each.is_paused]
+    assert list(tokens(schedule)) == ["on", *decodes, *expected]
+
+
+@given(
+    held=st.lists(st.tuples(held_requests, st.booleans()), max_size=20),
+    prompts=st.lists(st.integers(1, 300), max_size=4),
+    free=st.integers(0, 60),
+)
+def test_what_a_plan_takes_kv_from_does_not_run(
+    held: list[tuple[Request, bool]], prompts: list[int], free: int
+) -> None:
+    """Nor does it give way a second time: all goes on as if it were not there, and its blocks were free."""
+    kept = [request for request, is_lost in held if not is_lost]
+    lost = [request for request, is_lost in held if is_lost and request.is_running]
+    arrived = [make_request(prompt=prompt) for prompt in prompts]
+    entries = [entry(request, request.num_remaining_tokens) for request, _ in held]
+    schedule = fit(entries, make_table(*(each for each, _ in held), *arrived), free, preempted=_ids(lost))
+    assert not {*_ids(lost)} & {*tokens(schedule)} and {*_ids(lost)} <= {*schedule.preempted}
+    waiting = [request for request, is_lost in held if is_lost and not request.is_running]
+    table = make_table(*kept, *waiting, *arrived)
+    without = fit(entries, table, free + sum(request.num_blocks for request in lost))
+    assert schedule.entries == without.entries
+    assert [each for each in schedule.preempted if each not in _ids(lost)] == without.preempted
+
+
+def _ids(requests: list[Request]) -> list[str]:
+    return [request.request_id for request in requests]
