@@ -14,7 +14,7 @@ import pytest
 
 from tests.mutants.campaign import Campaign, Verdict
 from tests.mutants.mutations import Mutant, mutants_of
-from tests.mutants.nearest import tests_of
+from tests.mutants.nearest import SKIPPED, nearest_tests
 
 EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
 HEAD = "| module | mutants | killed | equivalent | alive |\n| --- | --- | --- | --- | --- |"
@@ -32,16 +32,22 @@ def main() -> int:
     arguments = parser.parse_args()
     groups: dict[tuple[str, ...], list[str]] = {}
     for path in _modules(arguments.paths):
-        groups.setdefault(tuple(arguments.tests or tests_of(path)), []).append(path)
+        groups.setdefault(tuple(arguments.tests or nearest_tests(path)), []).append(path)
     rows, status = [HEAD], 0
     for tests, paths in groups.items():
         drawn = [each for path in paths for each in _drawn(path, arguments.sample, arguments.seed)]
         campaign = Campaign([each for each in drawn if arguments.match in str(each)], arguments.most_s)
-        options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-k", SKIPPED]
         status = max(status, int(pytest.main([*options, *tests], plugins=[campaign])))
         rows += [_row(path, campaign) for path in paths]
     print("\n".join(rows))
     return status
+
+
+def told_equivalents() -> set[tuple[str, str, str, str]]:
+    """Module, function, before and after."""
+    told = tomllib.loads(EQUIVALENTS.read_text())["equivalent"]
+    return {(each["module"], each["function"], each["before"], each["after"]) for each in told}
 
 
 def _modules(paths: Iterable[str]) -> list[str]:
@@ -58,11 +64,7 @@ def _drawn(path: str, sample: int | None, seed: int) -> list[Mutant]:
 
 
 def _row(path: str, campaign: Campaign) -> str:
-    equivalents = {
-        (each["module"], each["function"], each["before"], each["after"])
-        for each in tomllib.loads(EQUIVALENTS.read_text())["equivalent"]
-    }
-    counts: Counter[str] = Counter()
+    equivalents, counts = told_equivalents(), Counter[str]()
     for mutant, verdict in campaign.verdicts.items():
         if mutant.path == path and verdict is not Verdict.IMPOSSIBLE:
             is_equivalent = (path, mutant.function, mutant.before, mutant.after) in equivalents

@@ -5,6 +5,7 @@ from pathlib import Path
 CORE = "tests/shared/scheduling"
 REPLICA = "tests/shared/replica"
 SIMULATION = "tests/shared/simulation"
+SKIPPED = "not interrupted and not grows"  # what is asserted of time and sizes finds no mutant, and takes half of it
 TESTS = {
     "shared/scheduling": (f"{CORE}/test_*.py",),
     "shared/scheduling/packing": (f"{CORE}/test_*.py", f"{REPLICA}/test_replica.py", f"{REPLICA}/test_look_ahead.py"),
@@ -16,7 +17,7 @@ TESTS = {
 }
 
 
-def tests_of(path: str) -> tuple[str, ...]:
+def nearest_tests(path: str) -> tuple[str, ...]:
     """Files and folders. Raises ``KeyError`` for a module that no tests are named for."""
     folders = [folder for folder in TESTS if path.startswith(f"{folder}/")]
     if not folders:
