@@ -11,6 +11,7 @@ from shared.scheduling.kv.sharing import KV_SHARINGS
 from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from tests.shared.replica.test_replica import MODEL, make_request, make_spec
 
@@ -56,3 +57,91 @@ def test_online_requests_may_take_what_only_idle_offline_ones_hold(sharing: str,
     assert replica.pool.num_free == NUM_BLOCKS
     if KV_SHARINGS[sharing].gives_way:
         assert (1, True) in seen and (2, False) in seen
+
+
+def allocate(replica: Replica, entries: dict[str, int], preempted: list[str] | None = None) -> dict[str, int]:
+    """Who runs, with how many tokens."""
+    scheduled = [ScheduledRequest(key, replica.table.get(key).kind, count) for key, count in entries.items()]
+    running = replica.allocate(Schedule(scheduled, preempted or [], 0.0))
+    replica.pool.check_integrity()
+    replica.table.check_integrity()
+    return {sequence.request_id: num_tokens for sequence, num_tokens in running}
+
+
+def make_replica(num_blocks: int, *requests: tuple[str, int, Kind]) -> tuple[Replica, SimEngine]:
+    """With requests (id, tokens of the prompt, kind) that wait; no two begin alike."""
+    spec = make_spec(num_blocks)
+    replica = Replica(Limits(16, num_blocks, 512, 32), spec, None)
+    for number, (request_id, prompt, kind) in enumerate(requests):
+        replica.submit(make_request(request_id, prompt, 8, kind, first=1000 * number, ignore_eos=True))
+    return replica, SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
+
+
+def run(replica: Replica, engine: SimEngine, entries: dict[str, int]) -> None:
+    scheduled = [ScheduledRequest(key, replica.table.get(key).kind, count) for key, count in entries.items()]
+    replica.finish(engine.execute(replica.begin(Schedule(scheduled, [], 0.0), 0)))
+
+
+def test_who_has_given_way_in_a_step_does_not_enter_again_in_it() -> None:
+    """Though a block would be left for a part of it; those behind it run."""
+    replica, engine = make_replica(6, ("first", 20, Kind.OFFLINE), ("last", 48, Kind.OFFLINE), ("on", 48, Kind.ONLINE))
+    run(replica, engine, {"first": 20, "last": 48})
+    assert allocate(replica, {"on": 48, "last": 1, "first": 1}) == {"on": 48, "first": 1}
+    assert not replica.table.get("last").is_running and replica.pool.num_free == 1
+    assert replica.totals.preemptions == 1
+
+
+def test_only_who_runs_outside_a_step_loses_its_kv_and_once() -> None:
+    requests = [(name, 20, Kind.OFFLINE) for name in ("lost", "busy", "waiting", "other")]
+    replica, engine = make_replica(20, *requests)
+    run(replica, engine, {"lost": 20, "busy": 20, "other": 20})
+    assert allocate(replica, {"busy": 1}) == {"busy": 1}
+    running = allocate(replica, {"waiting": 20, "other": 1}, ["lost", "gone", "busy", "waiting", "lost"])
+    assert running == {"waiting": 20, "other": 1}
+    assert [each.request_id for each in replica.table if each.is_running] == ["busy", "other", "waiting"]
+    assert replica.totals.preemptions == 1
+
+
+@pytest.mark.parametrize("num_computed", [16, 20, 36, 39])
+def test_an_entry_has_no_more_tokens_than_are_left_of_its_prompt(num_computed: int) -> None:
+    """Nor blocks for them, whether it enters or goes on."""
+    replica, engine = make_replica(20, ("off", 40, Kind.OFFLINE))
+    run(replica, engine, {"off": num_computed})
+    for num_tokens in (100, 41 - num_computed):
+        assert allocate(replica, {"off": num_tokens}) == {"off": 40 - num_computed}
+        assert len(replica.pool.table("off")) == 3
+    replica, _ = make_replica(20, ("off", 40, Kind.OFFLINE))
+    assert allocate(replica, {"off": 100}) == {"off": 40} and len(replica.pool.table("off")) == 3
+
+
+def test_what_enters_is_counted_as_it_was_planned_and_as_it_came() -> None:
+    replica, engine = make_replica(20, ("off", 16, Kind.OFFLINE), ("other", 50, Kind.OFFLINE))
+    run(replica, engine, {"off": 16})
+    run(replica, engine, {"off": 1, "other": 80})
+    run(replica, engine, {"off": 1, "other": 1})
+    assert (replica.totals.entrant_tokens_planned, replica.totals.entrant_tokens_computed) == (96, 66)
+    replica.allocate(Schedule([], [], 0.0, num_dropped=3))
+    assert replica.totals.offline_dropped == 3
+
+
+@pytest.mark.parametrize("num_free", range(4))
+def test_an_online_prompt_takes_no_more_from_offline_ones_than_it_lacks(num_free: int) -> None:
+    """Each has two blocks; the last gives way first, then the one before."""
+    names = [f"off-{number}" for number in range(4)]
+    replica, engine = make_replica(8 + num_free, *((name, 20, Kind.OFFLINE) for name in names), ("on", 64, Kind.ONLINE))
+    run(replica, engine, dict.fromkeys(names, 20))
+    assert allocate(replica, {"on": 64, **dict.fromkeys(names, 1)}) == {
+        "on": 64,
+        **dict.fromkeys(names[: 4 - -(-(4 - num_free) // 2)], 1),
+    }
+
+
+def test_what_waits_for_blocks_is_as_it_was() -> None:
+    """An offline prompt that does not fit takes nothing, and is counted as dropped."""
+    requests = [("first", 40, Kind.OFFLINE), ("second", 40, Kind.OFFLINE), ("third", 9, Kind.OFFLINE)]
+    replica, engine = make_replica(4, *requests)
+    run(replica, engine, {"first": 40})
+    assert allocate(replica, {"first": 1, "second": 40, "third": 9}) == {"first": 1, "third": 9}
+    second = replica.table.get("second")
+    assert (second.num_blocks, second.num_computed_tokens, second.is_in_flight) == (0, 0, False)
+    assert replica.totals.offline_dropped == 1 and replica.pool.num_free == 0
