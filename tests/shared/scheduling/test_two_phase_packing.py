@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
+from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.limits import Limits
 from shared.scheduling.packing.pace import PROBE_STEPS, Pace
 from shared.scheduling.policy import Policy
@@ -360,3 +361,54 @@ def test_what_a_plan_takes_kv_from_does_not_run(
 
 def _ids(requests: list[Request]) -> list[str]:
     return [request.request_id for request in requests]
+
+
+def test_reconcile_keeps_the_order_of_the_plan() -> None:
+    """Whoever comes first by the executor's own; who has just arrived gets what is left."""
+    first, second = make_request("a", prompt=400), make_request("b", prompt=400)
+    assert tokens(fit([entry(second, 400)], make_table(first, second))) == {"b": 400, "a": 112}
+    assert list(tokens(fit([entry(second, 400)], make_table(first, second)))) == ["b", "a"]
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("prompt", [160, 170])
+def test_what_the_plan_takes_from_somebody_is_for_who_enters_by_it(kind: Kind, prompt: int) -> None:
+    """To the last block, and no more."""
+    lost, entering = make_decode("lost", kind, context=160), make_request("in", Kind.OFFLINE, prompt=prompt)
+    schedule = fit([entry(entering, prompt)], make_table(lost, entering), 0, UNBOUNDED, ["lost"])
+    assert (schedule.preempted, tokens(schedule), schedule.num_dropped) == (["lost"], {"in": 160}, 0)
+
+
+def test_no_online_prompt_passes_another() -> None:
+    long, short = make_request("long", prompt=400), make_request("short", prompt=16)
+    assert tokens(plan(make_table(long, short), num_free_blocks=20)) == {}
+    assert list(tokens(plan(make_table(short, long), num_free_blocks=20))) == ["short"]
+
+
+def test_nothing_offline_enters_where_some_has_just_lost_its_kv() -> None:
+    offline = [make_decode(f"off-{n}", Kind.OFFLINE, context=155) for n in range(3)]  # 10 blocks each
+    waiting = make_request("waiting", Kind.OFFLINE, prompt=16)
+    for prompt, entered in ((320, ["on", "off-0"]), (80, ["on", "off-0", "off-1", "off-2", "waiting"])):
+        table = make_table(*offline, make_request("on", prompt=prompt))
+        assert list(tokens(plan(table, [waiting], num_free_blocks=9))) == entered
+
+
+def test_nothing_offline_enters_where_a_started_prompt_has_to_wait() -> None:
+    """Attention of a chunk grows with what is before it: a short prompt would fit the time."""
+    model = LinearLatencyModel(10.0, 0.5, 0.002, 0.0, 0.0, 0.0, 0.0, 0.001)
+    started = make_request("started", Kind.OFFLINE, prompt=8000, computed=7000)
+    waiting, online = make_request("waiting", Kind.OFFLINE, prompt=4), make_decode("on")
+    for held, entered in (([online], ["on", "waiting"]), ([online, started], ["on"])):
+        state = step_state(make_table(*held), Limits(16, 2000, 512, 8), Policy(20.0))
+        schedule = TWO_PHASE.schedule(dataclasses.replace(state, model=model), queue_of([waiting]))
+        assert list(tokens(schedule)) == entered
+
+
+@pytest.mark.parametrize("policy", [UNBOUNDED, Policy(1.0)])
+def test_reconcile_keeps_the_chunks_of_the_plan(policy: Policy) -> None:
+    """Whatever they take; who arrives has the rest of the step."""
+    planned, arrived = make_request("planned", prompt=400), make_request("arrived", prompt=400)
+    first, second = make_decode("first"), make_decode("second")
+    entries = [entry(second), entry(planned, 100), entry(first)]
+    schedule = fit(entries, make_table(first, second, planned, arrived), policy=policy)
+    assert list(tokens(schedule).items()) == [("second", 1), ("planned", 100), ("first", 1), ("arrived", 400)]
