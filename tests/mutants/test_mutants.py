@@ -65,8 +65,9 @@ def test_which_statements_run_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_modules_have_tests_that_are_there() -> None:
-    for folder in TESTS:
-        assert all(Path(found).exists() for found in nearest_tests(f"{folder}/module.py"))
+    for place, patterns in TESTS.items():
+        assert Path(place).exists() and all(list(Path().glob(pattern)) for pattern in patterns), place
+        assert nearest_tests(place if place.endswith(".py") else f"{place}/module.py")
     with pytest.raises(KeyError):
         nearest_tests("services/gateway/service.py")
 

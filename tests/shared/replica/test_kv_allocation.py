@@ -3,10 +3,14 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.executor.engines.sim import SimEngine
 from shared.latency.linear import LinearLatencyModel
 from shared.replica.replica import Replica
+from shared.replica.sequence import LiveSequence
+from shared.scheduling.kv.request_cache import Found
 from shared.scheduling.kv.sharing import KV_SHARINGS
 from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
@@ -145,3 +149,60 @@ def test_what_waits_for_blocks_is_as_it_was() -> None:
     second = replica.table.get("second")
     assert (second.num_blocks, second.num_computed_tokens, second.is_in_flight) == (0, 0, False)
     assert replica.totals.offline_dropped == 1 and replica.pool.num_free == 0
+
+
+@given(st.lists(st.integers(1, 40), max_size=8))
+def test_full_blocks_can_be_found_from_the_step_on_that_fills_them(chunks: list[int]) -> None:
+    """Whether by a chunk of the prompt or by what is generated; what is counted of the prompt is the prompt."""
+    replica, engine = make_replica(20, ("on", 155, Kind.ONLINE))
+    request = replica.table.get("on")
+    assert request is not None
+    for num_tokens in [*chunks, *[50] * 12]:
+        if not replica.has_work:
+            break
+        run(replica, engine, {"on": num_tokens})
+        if replica.has_work:
+            found = replica.step_state(Policy(), MODEL).cache.found(request)
+            assert found.num_tokens == found.num_held_blocks * 16 == request.num_computed_tokens // 16 * 16
+        assert replica.totals.prompt_tokens == min(request.num_computed_tokens, 155)
+    assert replica.totals.prompt_tokens == 155 and replica.pool.num_free == 20
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("num_needed", [1, 2, 3, 4, 6, 7, 8, 9, 10])
+def test_room_for_what_comes_from_another_replica(kind: Kind, num_needed: int) -> None:
+    """6 blocks are free, and two offline requests have 2 each: an offline one leaves a block for each of three that
+    run, an online one takes all that it lacks. What is coming is nobody's to take; dropped, it is free."""
+    held = [("on", 20, Kind.ONLINE), ("first", 20, Kind.OFFLINE), ("last", 20, Kind.OFFLINE)]
+    replica, engine = make_replica(12, *held)
+    run(replica, engine, {key: 20 for key, _, _ in held})
+    kv, coming = replica._kv, make_request("coming", 16 * num_needed, 8, kind, first=7000)
+    sequence = LiveSequence.admit(coming, replica.spec, None)
+    num_cached = kv.reserve(sequence, 16 * num_needed - 3)
+    if num_needed > (3 if kind is Kind.OFFLINE else 10):
+        assert num_cached is None and kv.num_blocks() == (6, 4) and replica.totals.preemptions == 0
+        return
+    num_lost = 0 if num_needed <= 6 else -(-(num_needed - 6) // 2)
+    assert num_cached == 0 and replica.totals.preemptions == num_lost
+    assert kv.num_blocks() == (6 - num_needed + 2 * num_lost, 4 - 2 * num_lost)
+    kv.drop(sequence)
+    assert kv.num_blocks() == (6 + 2 * num_lost, 4 - 2 * num_lost)
+    replica.pool.check_integrity()
+
+
+def test_what_has_come_runs_from_there() -> None:
+    """The counts of blocks are as if it had begun here."""
+    replica, engine = make_replica(12, ("first", 20, Kind.OFFLINE))
+    run(replica, engine, {"first": 20})
+    sequence = LiveSequence.admit(make_request("coming", 40, 8, Kind.OFFLINE, first=7000), replica.spec, None)
+    assert replica._kv.reserve(sequence, 39) == 0
+    assert replica._kv.num_blocks() == (7, 2), "it may not be taken yet"
+    replica.table.add(sequence.request)
+    replica._kv.take(sequence, 39)
+    assert (sequence.request.num_computed_tokens, sequence.request.num_blocks) == (39, 3)
+    assert replica._kv.num_blocks() == (7, 5)
+    replica.submit(make_request("alike", 40, 8, Kind.OFFLINE, first=7000))
+    alike = replica.table.get("alike")
+    assert alike is not None
+    assert replica.step_state(Policy(), MODEL).cache.found(alike) == Found(32, 2)
+    replica.table.check_integrity()
