@@ -1,4 +1,4 @@
-"""Which tests are tried on a module's mutants: its own, where some are named for it, else those of the nearest folder."""
+"""Which tests are tried on a module's mutants: its own where they are named, else those of the nearest folder."""
 
 from pathlib import Path
 

@@ -13,6 +13,7 @@ from shared.replica.sequence import LiveSequence
 from shared.scheduling.kv.request_cache import Found
 from shared.scheduling.kv.sharing import KV_SHARINGS
 from shared.scheduling.limits import Limits
+from shared.scheduling.packing.giving_way import FEWEST
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import Schedule, ScheduledRequest
@@ -206,3 +207,19 @@ def test_what_has_come_runs_from_there() -> None:
     assert alike is not None
     assert replica.step_state(Policy(), MODEL).cache.found(alike) == Found(32, 2)
     replica.table.check_integrity()
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_who_gives_way_is_chosen_by_the_rule_of_the_newest_schedule(comes: bool) -> None:
+    """By what is lacking: of 2 and of 4 blocks, those that are as many, for a chunk and for what comes."""
+    held = [("on", 80, Kind.ONLINE), ("large", 60, Kind.OFFLINE), ("small", 20, Kind.OFFLINE)]
+    replica, engine = make_replica(7, *held)
+    run(replica, engine, {"on": 16, "large": 60, "small": 20})
+    if comes:
+        replica.allocate(Schedule([], [], 0.0, gives_way=FEWEST))
+        sequence = LiveSequence.admit(make_request("coming", 60, 8, first=7000), replica.spec, None)
+        assert replica._kv.reserve(sequence, 59) == 0
+    else:
+        replica.allocate(Schedule([ScheduledRequest("on", Kind.ONLINE, 64)], [], 0.0, gives_way=FEWEST))
+    assert [each.request_id for each in replica.table if each.is_running] == ["on", "small"]
+    assert replica.totals.preemptions == 1
