@@ -4,6 +4,7 @@ which ``equivalent`` are those that ``equivalents.toml`` tells to do the same as
 
 import argparse
 import random
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="so many mutants of each module, drawn; else all")
     parser.add_argument("--seed", type=int, default=1, help="of the draw, default %(default)s")
     parser.add_argument("--match", default="", help="only mutants whose line in the output contains this")
+    parser.add_argument("--again", type=Path, help="only those that this file, an output from before, says are alive")
     parser.add_argument("--tests", nargs="+", help="instead of those of the nearest folder")
     parser.add_argument("--most-s", type=float, default=5.0, help="what a mutant's tests may take, default %(default)g")
     arguments = parser.parse_args()
@@ -36,7 +38,11 @@ def main() -> int:
     rows, status = [HEAD], 0
     for tests, paths in groups.items():
         drawn = [each for path in paths for each in _drawn(path, arguments.sample, arguments.seed)]
-        campaign = Campaign([each for each in drawn if arguments.match in str(each)], arguments.most_s)
+        chosen = [each for each in drawn if arguments.match in str(each)]
+        if arguments.again:
+            alive = set(re.findall(r"alive\s+(.*)", arguments.again.read_text()))
+            chosen = [each for each in chosen if str(each) in alive]
+        campaign = Campaign(chosen, arguments.most_s)
         options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-k", SKIPPED]
         status = max(status, int(pytest.main([*options, *tests], plugins=[campaign])))
         rows += [_row(path, campaign) for path in paths]

@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.executor.engines.sim import SimEngine
 from shared.latency.linear import LinearLatencyModel
@@ -38,7 +39,7 @@ def blocks_to_take(replica: Replica) -> int:
 @pytest.mark.parametrize("seed", range(4))
 def test_online_requests_may_take_what_only_idle_offline_ones_hold(sharing: str, seed: int) -> None:
     """None of what a step in flight reads: two steps are in flight at a time, and no two prompts begin alike."""
-    rng, spec = random.Random(seed), make_spec(NUM_BLOCKS)
+    rng, spec = random.Random(seed), replace(make_spec(NUM_BLOCKS), num_host_slots=256)
     strategy = Strategy(kv_sharing=sharing)
     replica = Replica(Limits(16, NUM_BLOCKS, 64, 8), spec, None, strategy)
     engine = SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
@@ -52,6 +53,7 @@ def test_online_requests_may_take_what_only_idle_offline_ones_hold(sharing: str,
         expected = blocks_to_take(replica) if KV_SHARINGS[sharing].gives_way else 0
         assert (state.num_free_blocks, state.num_offline_blocks) == (replica.pool.num_free, expected)
         paused = [request for request in replica.table if request.is_paused]
+        assert not any(each.num_missing_slots for each in replica.table if not each.is_paused)
         assert all(each.num_kept_blocks == replica.pool.num_kept_blocks(each.request_id) for each in paused)
         seen.add((len(batches), expected > 0))
         if len(batches) < 2 and (batch := replica.begin(replica.schedule(None, state.policy, MODEL), 0)).sequences:
@@ -73,10 +75,12 @@ def allocate(replica: Replica, entries: dict[str, int], preempted: list[str] | N
     return {sequence.request_id: num_tokens for sequence, num_tokens in running}
 
 
-def make_replica(num_blocks: int, *requests: tuple[str, int, Kind]) -> tuple[Replica, SimEngine]:
+def make_replica(
+    num_blocks: int, *requests: tuple[str, int, Kind], sharing: str = "recompute"
+) -> tuple[Replica, SimEngine]:
     """With requests (id, tokens of the prompt, kind) that wait; no two begin alike."""
     spec = make_spec(num_blocks)
-    replica = Replica(Limits(16, num_blocks, 512, 32), spec, None)
+    replica = Replica(Limits(16, num_blocks, 512, 32), spec, None, Strategy(kv_sharing=sharing))
     for number, (request_id, prompt, kind) in enumerate(requests):
         replica.submit(make_request(request_id, prompt, 8, kind, first=1000 * number, ignore_eos=True))
     return replica, SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
@@ -210,16 +214,29 @@ def test_what_has_come_runs_from_there() -> None:
 
 
 @pytest.mark.parametrize("comes", [False, True])
-def test_who_gives_way_is_chosen_by_the_rule_of_the_newest_schedule(comes: bool) -> None:
-    """By what is lacking: of 2 and of 4 blocks, those that are as many, for a chunk and for what comes."""
-    held = [("on", 80, Kind.ONLINE), ("large", 60, Kind.OFFLINE), ("small", 20, Kind.OFFLINE)]
-    replica, engine = make_replica(7, *held)
-    run(replica, engine, {"on": 16, "large": 60, "small": 20})
+@pytest.mark.parametrize(("num_tokens", "stays"), [(48, "large"), (64, "small")])
+def test_who_gives_way_is_chosen_by_the_rule_of_the_newest_schedule(num_tokens: int, stays: str, comes: bool) -> None:
+    """By what is lacking, for a chunk and for what comes: of 3 and of 4 blocks, those that are as many."""
+    held = [("on", 80, Kind.ONLINE), ("large", 60, Kind.OFFLINE), ("small", 40, Kind.OFFLINE)]
+    replica, engine = make_replica(8, *held)
+    run(replica, engine, {"on": 16, "large": 60, "small": 40})
     if comes:
         replica.allocate(Schedule([], [], 0.0, gives_way=FEWEST))
-        sequence = LiveSequence.admit(make_request("coming", 60, 8, first=7000), replica.spec, None)
-        assert replica._kv.reserve(sequence, 59) == 0
+        sequence = LiveSequence.admit(make_request("coming", num_tokens, 8, first=7000), replica.spec, None)
+        assert replica._kv.reserve(sequence, num_tokens) == 0
     else:
-        replica.allocate(Schedule([ScheduledRequest("on", Kind.ONLINE, 64)], [], 0.0, gives_way=FEWEST))
-    assert [each.request_id for each in replica.table if each.is_running] == ["on", "small"]
+        replica.allocate(Schedule([ScheduledRequest("on", Kind.ONLINE, num_tokens)], [], 0.0, gives_way=FEWEST))
+    assert [each.request_id for each in replica.table if each.is_running] == ["on", stays]
     assert replica.totals.preemptions == 1
+
+
+@pytest.mark.parametrize(("sharing", "is_paused"), [("recompute", False), ("bidirectional", True)])
+def test_an_offline_request_that_cannot_go_on_keeps_its_kv_for_later(sharing: str, is_paused: bool) -> None:
+    """Its next token lacks a block. Where KV is paused, its blocks are for others in the meantime."""
+    held = [("first", 32, Kind.OFFLINE), ("second", 16, Kind.OFFLINE)]
+    replica, engine = make_replica(3, *held, sharing=sharing)
+    run(replica, engine, {"first": 32, "second": 16})
+    assert allocate(replica, {"first": 1}) == {}
+    first = replica.table.get("first")
+    assert (first.num_blocks, first.num_computed_tokens, first.is_paused) == (2, 32, is_paused)
+    assert (replica.totals.preemptions, replica.totals.pauses) == (0, is_paused)
