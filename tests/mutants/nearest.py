@@ -25,7 +25,13 @@ TESTS = {
     "shared/scheduling/packing/giving_way.py": (*PACKINGS, f"{CORE}/test_giving_way.py"),
     "shared/scheduling/kv": (f"{CORE}/kv",),
     "shared/scheduling/orders": (f"{CORE}/orders",),
-    "shared/scheduling/planning": (f"{CORE}/test_table_and_mirror.py", f"{REPLICA}/test_scheduler.py"),
+    "shared/scheduling/planning": (
+        f"{CORE}/test_pipeline.py",
+        f"{CORE}/test_table_and_mirror.py",
+        f"{CORE}/test_paused_requests.py",
+        f"{REPLICA}/test_readers.py",
+        f"{REPLICA}/test_scheduler.py",
+    ),
     "shared/replica": (REPLICA,),
     "shared/replica/kv_allocation.py": (
         f"{REPLICA}/test_kv_allocation.py",

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
+from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.limits import Limits
 from shared.scheduling.packing.pace import PROBE_STEPS, Pace
 from shared.scheduling.policy import Policy
@@ -412,3 +413,13 @@ def test_reconcile_keeps_the_chunks_of_the_plan(policy: Policy) -> None:
     entries = [entry(second), entry(planned, 100), entry(first)]
     schedule = fit(entries, make_table(first, second, planned, arrived), policy=policy)
     assert list(tokens(schedule).items()) == [("second", 1), ("planned", 100), ("first", 1), ("arrived", 400)]
+
+
+def test_a_step_that_is_held_to_a_tolerance_says_what_its_online_part_takes() -> None:
+    """Whether planned or reconciled; with offline work beside it or without."""
+    online, offline, policy = make_decode("on"), make_decode("off", Kind.OFFLINE), Policy(tolerance=0.5)
+    for held in ([online], [online, offline]):
+        planned = plan(make_table(*held), policy=policy)
+        share = OnlineShare(1, MODEL.predict_ms(BatchFeatures(0, 0, 101, 1)), 0.5, False)
+        assert planned.share == fit(planned.entries, make_table(*held), policy=policy).share == share
+    assert plan(make_table(offline), policy=policy).share == NO_SHARE

@@ -317,9 +317,9 @@ def test_hits_are_of_the_contents_not_of_the_block() -> None:
             hits.append(num_hits)
             super().let_go(block_id, key, kind, num_hits)
 
-    pool = BlockPool(2, BLOCK, Recording())
-    for request_id, first, num_cached in (("a", 0, 0), ("b", 0, 4), ("c", 0, 4), ("d", 50, 0), ("e", 50, 4)):
-        assert started(pool, request_id, list(range(first, first + 5))) == num_cached
+    pool = BlockPool(3, BLOCK, Recording())
+    for request_id, first, num_cached in (("a", 0, 0), ("b", 0, 8), ("c", 0, 8), ("d", 50, 0), ("e", 50, 8)):
+        assert started(pool, request_id, list(range(first, first + 9))) == num_cached
         pool.free(request_id)
         pool.free(request_id)
-    assert hits == [0, 1, 2, 0, 1], "freed twice is free once"
+    assert hits == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1], "freed twice is free once"
