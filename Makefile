@@ -14,7 +14,7 @@ MEASURED := $(addprefix benchmarks/,bus engine gateway kernels scheduling simula
 BENCHMARKS = $(basename $(notdir $(shell grep -lr --include='*.py' '^@benchmark' $(MEASURED))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test lint bench figures gpu docs docs-serve vllm-cpu clean
+.PHONY: help setup up test mutants lint bench figures gpu docs docs-serve vllm-cpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ up: $(VENV)/.installed-all ## start a stack: make up ARGS='--port 8001'
 
 test: $(VENV)/.installed-dev $(VLLM_CPU) $(CHROMIUM) ## run the tests: make test ARGS='tests/shared/scheduling -x'
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+mutants: $(VENV)/.installed-dev ## change modules and see what tests notice: make mutants ARGS='shared/replica --sample 30'
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check .

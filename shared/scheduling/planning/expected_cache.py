@@ -24,8 +24,10 @@ class ExpectedCache:
         while num_blocks < len(hashes) and hashes[num_blocks] in expected:
             num_blocks += 1
             num_held += 1
-        num_newly_held = sum(key in expected for key in hashes[: told.num_blocks]) if told.num_held < num_blocks else 0
-        return CachedPrefix(num_blocks, min(num_blocks, num_held + num_newly_held))
+        if told.num_held < told.num_blocks:
+            again = (key for key in hashes[: told.num_blocks] if key in expected)
+            num_held += sum(not self._told.look_up((key,), kind).num_held for key in again)
+        return CachedPrefix(num_blocks, num_held)
 
     def hold(self, hashes: Sequence[bytes], kind: Kind) -> None:
         """These are computed by a request of this kind, or found by one that enters."""

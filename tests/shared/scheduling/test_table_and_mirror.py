@@ -2,6 +2,7 @@
 
 import pytest
 
+from shared.latency.features import BatchFeatures
 from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
@@ -113,3 +114,30 @@ def test_presets() -> None:
     assert not preset_named("online-only").policy(50.0).offline_enabled
     with pytest.raises(ValueError, match=r"unknown preset 'x'; known: hygen, sarathi\+\+, hygen-star, online-only"):
         preset_named("x")
+
+
+def test_what_a_step_is_expected_to_take_has_who_enters_by_it() -> None:
+    mirror = make_mirror()
+    mirror.observe([make_request("waiting", prompt=50), make_decode("running", context=100)], [], 900)
+    entries = [ScheduledRequest("waiting", Kind.ONLINE, 50), ScheduledRequest("running", Kind.ONLINE, 1)]
+    unknown = ScheduledRequest("gone", Kind.ONLINE, 9)
+    expected_ms = MODEL.predict_ms(BatchFeatures(50, 1, 101, 1))
+    assert mirror.expected_ms([*entries, unknown], MODEL) == pytest.approx(expected_ms)
+
+
+def test_whether_all_is_known_is_told_by_the_count_of_those_that_never_ran() -> None:
+    mirror = make_mirror()
+    mirror.observe([make_request("a"), make_request("b")], [], 1000, num_fresh=2)
+    assert mirror.knows_all
+    mirror.observe([make_request("c")], [], 1000, num_fresh=4)
+    assert not mirror.knows_all, "three are known"
+    mirror.observe([make_request("a")], [], 1000)
+    assert mirror.knows_all, "it tells all"
+
+
+def test_the_told_reserve_bounds_who_enters() -> None:
+    mirror = make_mirror()
+    queue = queue_of([make_request("off", Kind.OFFLINE, prompt=60)])
+    for num_reserved, entered in ((6, ["on", "off"]), (7, ["on"])):
+        mirror.observe([make_decode("on")], [], 10, num_reserved_blocks=num_reserved)
+        assert [each.request_id for each in mirror.plan(queue, UNBOUNDED, MODEL).entries] == entered

@@ -1,10 +1,14 @@
 """HyGen Alg. 1 and the two phases of Alg. 2."""
 
+import dataclasses
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
+from shared.latency.linear import LinearLatencyModel
+from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.limits import Limits
 from shared.scheduling.packing.pace import PROBE_STEPS, Pace
 from shared.scheduling.policy import Policy
@@ -301,3 +305,121 @@ def test_beside_online_work_a_budget_that_lets_nothing_in_is_probed(offline: Req
     assert probes == [PROBE_STEPS, 2 * PROBE_STEPS + 1]
     none = step_state(table, policy=Policy(0.0), pace=Pace(num_online_only=PROBE_STEPS))
     assert len(TWO_PHASE.schedule(none, queue).entries) == 1, "a budget of 0 is meant"
+
+
+@given(
+    running=st.lists(st.tuples(st.integers(1, 200), st.booleans()), max_size=8),
+    prompts=st.lists(st.integers(1, 200), max_size=8),
+    free=st.integers(0, 80),
+    num_reserved=st.integers(0, 20),
+)
+def test_who_enters_leaves_a_block_for_each_that_runs(
+    running: list[tuple[int, bool]], prompts: list[int], free: int, num_reserved: int
+) -> None:
+    """One after another, as long as the free blocks have all of it and those besides; what is paused needs none."""
+    held = [make_decode(kind=Kind.OFFLINE, context=context) for context, _ in running]
+    for request, (_, is_paused) in zip(held, running, strict=True):
+        request.num_kept_blocks = request.num_blocks if is_paused else None
+    queue = [make_request(kind=Kind.OFFLINE, prompt=prompt) for prompt in prompts]
+    left = free - sum(each.num_new_blocks(1, 16) for each in held if not each.is_paused)
+    assume(left >= 0)
+    to_leave = num_reserved + sum(not each.is_paused for each in held)
+    limits, online = Limits(16, 4000, 10_000, 64), make_decode("on", context=100)
+    state = step_state(make_table(online, *held), limits, num_free_blocks=free)
+    schedule = TWO_PHASE.schedule(dataclasses.replace(state, num_reserved_blocks=num_reserved), queue_of(queue))
+    expected = []
+    for request in [each for each in held if each.is_paused] + queue:
+        needed = request.num_new_blocks(request.num_remaining_tokens, 16)
+        if needed + to_leave > left:
+            break
+        expected.append(request.request_id)
+        left, to_leave = left - needed, to_leave + 1
+    decodes = [each.request_id for each in held if not each.is_paused]
+    assert list(tokens(schedule)) == ["on", *decodes, *expected]
+
+
+@given(
+    held=st.lists(st.tuples(held_requests, st.booleans()), max_size=20),
+    prompts=st.lists(st.integers(1, 300), max_size=4),
+    free=st.integers(0, 60),
+)
+def test_what_a_plan_takes_kv_from_does_not_run(
+    held: list[tuple[Request, bool]], prompts: list[int], free: int
+) -> None:
+    """Nor does it give way a second time: all goes on as if it were not there, and its blocks were free."""
+    kept = [request for request, is_lost in held if not is_lost]
+    lost = [request for request, is_lost in held if is_lost and request.is_running]
+    arrived = [make_request(prompt=prompt) for prompt in prompts]
+    entries = [entry(request, request.num_remaining_tokens) for request, _ in held]
+    schedule = fit(entries, make_table(*(each for each, _ in held), *arrived), free, preempted=_ids(lost))
+    assert not {*_ids(lost)} & {*tokens(schedule)} and {*_ids(lost)} <= {*schedule.preempted}
+    waiting = [request for request, is_lost in held if is_lost and not request.is_running]
+    table = make_table(*kept, *waiting, *arrived)
+    without = fit(entries, table, free + sum(request.num_blocks for request in lost))
+    assert schedule.entries == without.entries
+    assert [each for each in schedule.preempted if each not in _ids(lost)] == without.preempted
+
+
+def _ids(requests: list[Request]) -> list[str]:
+    return [request.request_id for request in requests]
+
+
+def test_reconcile_keeps_the_order_of_the_plan() -> None:
+    """Whoever comes first by the executor's own; who has just arrived gets what is left."""
+    first, second = make_request("a", prompt=400), make_request("b", prompt=400)
+    assert tokens(fit([entry(second, 400)], make_table(first, second))) == {"b": 400, "a": 112}
+    assert list(tokens(fit([entry(second, 400)], make_table(first, second)))) == ["b", "a"]
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("prompt", [160, 170])
+def test_what_the_plan_takes_from_somebody_is_for_who_enters_by_it(kind: Kind, prompt: int) -> None:
+    """To the last block, and no more."""
+    lost, entering = make_decode("lost", kind, context=160), make_request("in", Kind.OFFLINE, prompt=prompt)
+    schedule = fit([entry(entering, prompt)], make_table(lost, entering), 0, UNBOUNDED, ["lost"])
+    assert (schedule.preempted, tokens(schedule), schedule.num_dropped) == (["lost"], {"in": 160}, 0)
+
+
+def test_no_online_prompt_passes_another() -> None:
+    long, short = make_request("long", prompt=400), make_request("short", prompt=16)
+    assert tokens(plan(make_table(long, short), num_free_blocks=20)) == {}
+    assert list(tokens(plan(make_table(short, long), num_free_blocks=20))) == ["short"]
+
+
+def test_nothing_offline_enters_where_some_has_just_lost_its_kv() -> None:
+    offline = [make_decode(f"off-{n}", Kind.OFFLINE, context=155) for n in range(3)]  # 10 blocks each
+    waiting = make_request("waiting", Kind.OFFLINE, prompt=16)
+    for prompt, entered in ((320, ["on", "off-0"]), (80, ["on", "off-0", "off-1", "off-2", "waiting"])):
+        table = make_table(*offline, make_request("on", prompt=prompt))
+        assert list(tokens(plan(table, [waiting], num_free_blocks=9))) == entered
+
+
+def test_nothing_offline_enters_where_a_started_prompt_has_to_wait() -> None:
+    """Attention of a chunk grows with what is before it: a short prompt would fit the time."""
+    model = LinearLatencyModel(10.0, 0.5, 0.002, 0.0, 0.0, 0.0, 0.0, 0.001)
+    started = make_request("started", Kind.OFFLINE, prompt=8000, computed=7000)
+    waiting, online = make_request("waiting", Kind.OFFLINE, prompt=4), make_decode("on")
+    for held, entered in (([online], ["on", "waiting"]), ([online, started], ["on"])):
+        state = step_state(make_table(*held), Limits(16, 2000, 512, 8), Policy(20.0))
+        schedule = TWO_PHASE.schedule(dataclasses.replace(state, model=model), queue_of([waiting]))
+        assert list(tokens(schedule)) == entered
+
+
+@pytest.mark.parametrize("policy", [UNBOUNDED, Policy(1.0)])
+def test_reconcile_keeps_the_chunks_of_the_plan(policy: Policy) -> None:
+    """Whatever they take; who arrives has the rest of the step."""
+    planned, arrived = make_request("planned", prompt=400), make_request("arrived", prompt=400)
+    first, second = make_decode("first"), make_decode("second")
+    entries = [entry(second), entry(planned, 100), entry(first)]
+    schedule = fit(entries, make_table(first, second, planned, arrived), policy=policy)
+    assert list(tokens(schedule).items()) == [("second", 1), ("planned", 100), ("first", 1), ("arrived", 400)]
+
+
+def test_a_step_that_is_held_to_a_tolerance_says_what_its_online_part_takes() -> None:
+    """Whether planned or reconciled; with offline work beside it or without."""
+    online, offline, policy = make_decode("on"), make_decode("off", Kind.OFFLINE), Policy(tolerance=0.5)
+    for held in ([online], [online, offline]):
+        planned = plan(make_table(*held), policy=policy)
+        share = OnlineShare(1, MODEL.predict_ms(BatchFeatures(0, 0, 101, 1)), 0.5, False)
+        assert planned.share == fit(planned.entries, make_table(*held), policy=policy).share == share
+    assert plan(make_table(offline), policy=policy).share == NO_SHARE

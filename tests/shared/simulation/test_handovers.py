@@ -10,8 +10,10 @@ from msgspec import structs
 
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
+from shared.protocol.handover import Taken
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
+from shared.protocol.steps import StepStarted
 from shared.replica.offline_pool import PackedRequest
 from shared.scheduling.placement.role import Role
 from shared.scheduling.request import Kind, Request
@@ -229,3 +231,25 @@ def test_what_makes_no_pools_is_said() -> None:
 def test_the_kinds_that_are_pushed() -> None:
     assert make_setup("ooco").strategy.pushed_kinds == (Kind.ONLINE,)
     assert make_setup("fcfs").strategy.pushed_kinds == (Kind.ONLINE, Kind.OFFLINE)
+
+
+def test_a_takers_word_from_before_it_took_a_request_takes_nothing_away() -> None:
+    """It comes after that of who moved: the request does not wait again."""
+    run = Watched(in_pools(large(make_setup("ooco", budget_ms=30.0)), 2, 1))
+    queue, words, num_held = run.system.queue, dict[str, StepStarted](), 0
+    hear, move = queue.on_step, queue.on_taken
+
+    def hear_and_keep(message: StepStarted) -> None:
+        words[message.executor_id] = message
+        hear(message)
+
+    def move_first(taken: Taken) -> None:
+        nonlocal num_held
+        move(taken)
+        hear(words[taken.taker.executor_id])
+        num_held += queue.pool.is_held(taken.request_id, taken.taker.executor_id)
+
+    queue.on_step, queue.on_taken = hear_and_keep, move_first  # type: ignore[method-assign]
+    queue.add([make_offline(number) for number in range(NUM_OFFLINE)])
+    run.play([])
+    assert num_held == run.moved[1] > 5 and len(run.ended) == NUM_OFFLINE

@@ -7,10 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
+from shared.scheduling.kv.eviction.lru import Lru
 from shared.scheduling.kv.eviction.online_first import OnlineFirst
 from shared.scheduling.kv.pool import BlockOwners
+from shared.scheduling.kv.prefix_cache import CachedPrefix, PrefixCacheMirror
 from shared.scheduling.request import Kind
 from tests.shared.scheduling.kv.cache_listeners import CacheListeners, commit, start, start_as_looked_up
 
@@ -288,3 +291,35 @@ TestKeepingMachine = KeepingMachine.TestCase
 TestUntoldMachine = UntoldMachine.TestCase
 TestPoolMachine.settings = TestKeepingMachine.settings = settings(max_examples=60, stateful_step_count=40)
 TestUntoldMachine.settings = settings(max_examples=30, stateful_step_count=40)
+
+
+def test_a_snapshot_is_of_what_was_last_told() -> None:
+    """Whatever was withdrawn, let go of and held since."""
+    pool, tokens, told = BlockPool(16, BLOCK), list(range(13)), PrefixCacheMirror()
+    started(pool, "a", tokens)
+    started(pool, "b", [7] * 9)
+    assert told.apply(pool.take_cache_changes())
+    pool.withdraw("a", 6)
+    pool.free("b")
+    late = PrefixCacheMirror()
+    assert late.apply(pool.cache_snapshot()) and late.version == told.version
+    for each in (tokens, [7] * 9):
+        hashes = hash_chain(each, BLOCK)
+        assert late.look_up(hashes, Kind.ONLINE) == told.look_up(hashes, Kind.ONLINE) != CachedPrefix(0, 0)
+
+
+def test_hits_are_of_the_contents_not_of_the_block() -> None:
+    """What is written over them has none."""
+    hits: list[int] = []
+
+    class Recording(Lru):
+        def let_go(self, block_id: int, key: bytes, kind: Kind, num_hits: int) -> None:
+            hits.append(num_hits)
+            super().let_go(block_id, key, kind, num_hits)
+
+    pool = BlockPool(3, BLOCK, Recording())
+    for request_id, first, num_cached in (("a", 0, 0), ("b", 0, 8), ("c", 0, 8), ("d", 50, 0), ("e", 50, 8)):
+        assert started(pool, request_id, list(range(first, first + 9))) == num_cached
+        pool.free(request_id)
+        pool.free(request_id)
+    assert hits == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1], "freed twice is free once"
