@@ -85,6 +85,10 @@ class StepStarted(msgspec.Struct, frozen=True):
     num_reserved_blocks: Count = 0
     lacks_readers: bool = False  # some ReaderCounts were lost: they are to be told anew
 
+    def __post_init__(self) -> None:
+        if len({state.request_id for state in self.states}) < len(self.states):
+            raise ValueError("a request has one state")
+
 
 class CacheTold(msgspec.Struct, frozen=True):
     """What a StepStarted tells of the prefix cache, for those who need no more of it."""

@@ -249,11 +249,13 @@ class Scheduler:
     def _candidates(self, now_s: float, hopeless: dict[str, str], view: OfflineView) -> Iterator[Request]:
         """What may enter now, in order, as far as a message can bring it; requests that the executor can never hold are
         passed over, so that nobody waits behind them, and noted where no other can. Of suspects, one at a time: what
-        breaks then is known to be its doing."""
+        breaks then is known to be its doing. What the executor says it holds does not enter."""
         if not self.takes_requests:
             return
         executor_id, has_suspect, num_set_aside, num_bytes = self.info.executor_id, False, 0, 0
         for request in self._rate.open(self._pool.in_order(replace(view, reader=executor_id)), now_s):
+            if request.request_id in self._mirror.table:
+                continue
             if self.why_never_held(request):
                 if why := (self._why_hopeless or self.why_never_held)(request):
                     hopeless[request.request_id] = why

@@ -131,13 +131,12 @@ class RequestTable:
             if request.num_blocks > 0:
                 (running_online if kind is ONLINE else running_offline)[key] = request
                 continue
-            if kind is ONLINE:
-                waiting.pop(key, None)
-                if request.was_admitted:
-                    preempted.append(request)
+            waiting.pop(key, None)
+            if kind is ONLINE and request.was_admitted:
+                preempted.append(request)
             self._waiting[kind][key] = request
         self._places.update(zip(chain(*self._running), self._starts, strict=False))
-        for request_id in [each for each in running_online if each in waiting] if waiting else ():
+        for request_id in [each for each in chain(*self._running) if each in waiting] if waiting else ():
             del waiting[request_id]
         for request in reversed(preempted):
             waiting.move_to_end(request.request_id, last=False)

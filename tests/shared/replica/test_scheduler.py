@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -561,3 +562,38 @@ def test_an_order_sees_the_executor_and_the_step_so_far(tokenizer: Tokenizer) ->
     peer.arrive(GenerateRequest("online", Kind.ONLINE, list(range(20)), SamplingParams(max_tokens=5), 0.0))
     peer.say(idle=True)
     assert seen == [("executor-0", 46, MODEL, 20)]
+
+
+def told(message: StepStarted, *states: Request) -> StepStarted:
+    return replace(message, states=list(states), idle=True)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("num_blocks", [0, 1])
+def test_no_request_is_twice_in_a_plan_whatever_an_executor_says(
+    make_peer: MakePeer, kind: Kind, num_blocks: int
+) -> None:
+    """It says that it holds one that waits in the pool, or an online one that is on its way, as of either kind."""
+    peer = make_peer(Policy(40.0))
+    peer.pool.add([make_offline(0)])
+    online = GenerateRequest("on", Kind.ONLINE, [5, 6, 7], SamplingParams(max_tokens=4), 0.0, "g")
+    peer.scheduler.on_inbox(online)
+    message = StepStarted("executor-0", INFO.epoch, 0, PlanSource.IDLE, True, [], [], [], 100, num_fresh=1)
+    for request_id in ("batch_1.0", "on"):
+        forged = Request(request_id, kind, num_tokens=20, max_total_tokens=40, num_blocks=num_blocks)
+        peer.scheduler.on_step(told(message, forged))
+        for plan in peer.scheduler.plan():
+            ids = [entry.request_id for entry in plan.entries]
+            assert sorted(set(ids)) == sorted(ids)
+        peer.scheduler.on_step(told(message, forged))
+        peer.scheduler.plan()
+
+
+def test_a_step_message_with_a_request_twice_does_not_parse() -> None:
+    states = [Request("a", kind, num_tokens=2, max_total_tokens=4) for kind in Kind]
+    message = StepStarted("executor-0", INFO.epoch, 0, PlanSource.IDLE, True, [], states[:1], [], 100)
+    data = encode(message)
+    assert decode(data, StepStarted) == message
+    twice = msgspec.to_builtins(message) | {"states": msgspec.to_builtins(states)}
+    with pytest.raises(msgspec.ValidationError, match="one state"):
+        decode(encode(twice), StepStarted)
