@@ -1,6 +1,7 @@
 """Between an executor and the offline-queue: the plan of each step, and what the step became."""
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -42,8 +43,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     wants_all: bool = False  # the scheduler has missed something: the next step message is to tell all that is held
 
     def __post_init__(self) -> None:
-        if len({entry.request_id for entry in self.entries}) < len(self.entries):
-            raise ValueError("a request has one entry in a plan")
+        _check_each_once(self.entries, "entry in a plan")
 
 
 class PlanSource(enum.StrEnum):
@@ -86,8 +86,7 @@ class StepStarted(msgspec.Struct, frozen=True):
     lacks_readers: bool = False  # some ReaderCounts were lost: they are to be told anew
 
     def __post_init__(self) -> None:
-        if len({state.request_id for state in self.states}) < len(self.states):
-            raise ValueError("a request has one state")
+        _check_each_once(self.states, "state")
 
 
 class CacheTold(msgspec.Struct, frozen=True):
@@ -96,3 +95,8 @@ class CacheTold(msgspec.Struct, frozen=True):
     executor_id: str
     epoch: str
     cache: CacheChanges = CacheChanges()
+
+
+def _check_each_once(told: Sequence[ScheduledRequest | Request], what: str) -> None:
+    if len({each.request_id for each in told}) < len(told):
+        raise ValueError(f"a request has one {what}")

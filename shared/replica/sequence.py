@@ -93,7 +93,7 @@ class LiveSequence:
         if not self.num_prompt_tokens:
             return NO_PROMPT
         token_ids = self.token_ids[: self.num_prompt_tokens] if trusts_output else self.token_ids
-        largest = max(self.sampling.largest_token_id, *token_ids)
+        largest = max(self.sampling.largest_token_id, max(token_ids))
         return "" if largest < spec.vocab_size else f"token {largest} is beyond the vocabulary of {spec.vocab_size}"
 
     @property
