@@ -11,6 +11,8 @@ from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from services.executor.step_loop import ENGINE_THREADS
 from shared.bus import Bus
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from shared.clock import SystemClock
 from shared.errors import SlackwaterError
 from shared.process.service import configure_logging, run_service
@@ -37,7 +39,8 @@ def serve(settings: ExecutorSettings, engine: Engine, tokenizer: Tokenizer) -> i
     def make(bus: Bus) -> ExecutorService:
         return ExecutorService(bus, settings, engine, tokenizer, SystemClock())
 
-    status = run_service(settings.nats, settings.log_level, settings.executor_id, make)
+    address = BusAddress.of(settings, BusRole.EXECUTOR)
+    status = run_service(address, settings.log_level, settings.executor_id, make)
     if any(thread.name.startswith(ENGINE_THREADS) for thread in threading.enumerate()):
         for worker in multiprocessing.active_children():
             worker.kill()

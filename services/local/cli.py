@@ -34,6 +34,10 @@ class Commands(CommandGroup):
             "Make, change, list and revoke the API keys that clients need; what they use.",
             f"{HERE}.key.cli:key_app",
         ),
+        "bus": (
+            "Make and replace what lets processes into a bus; say what each role may do.",
+            f"{HERE}.bus:bus_app",
+        ),
         "config": ("Show what is configured and by what, or write a configuration file.", f"{HERE}.config:config_app"),
         "replay": ("Replay a production trace against any OpenAI-compatible server.", "loadgen.cli:replay"),
         "simulate": (

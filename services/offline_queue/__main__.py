@@ -8,6 +8,8 @@ from pathlib import Path
 from services.offline_queue.service import OfflineQueueService
 from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.served_model import ServedModel, defaults_of
@@ -27,7 +29,8 @@ def main() -> int:
     except SlackwaterError as error:
         print(f"offline-queue: {error}", file=sys.stderr)
         return 2
-    return run_service(settings.nats, settings.log_level, "offline-queue", make)
+    address = BusAddress.of(settings, BusRole.OFFLINE_QUEUE)
+    return run_service(address, settings.log_level, "offline-queue", make)
 
 
 def prepared(settings: OfflineQueueSettings, clock: Clock) -> Callable[[Bus], OfflineQueueService]:

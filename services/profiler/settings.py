@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from loadgen.errors import SloError
 from loadgen.report.slo import Slo, parse_slos
-from shared.settings.setting import LIST, LogLevel, NatsUrl
+from shared.settings.setting import LIST, LogLevel, NatsCa, NatsCreds, NatsUrl
 
 
 class ProfilerSettings(msgspec.Struct, frozen=True):
@@ -31,6 +31,8 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
         0.3
     )
     nats: NatsUrl = "nats://127.0.0.1:4222"
+    nats_creds: NatsCreds = ""
+    nats_ca: NatsCa = ""
     log_level: LogLevel = "info"
     cache_dir: Annotated[
         str, Meta(description="profiles are kept below it; empty is SLACKWATER_CACHE, else ~/.cache/slackwater")

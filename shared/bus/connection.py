@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
+from shared.bus.address import BusAddress
+from shared.bus.credentials import Credentials, Shown
+from shared.bus.permissions import inbox_prefix
 from shared.cancellation import keeping_cancellation
-from shared.errors import BusError, TooLargeForBusError
+from shared.errors import BusError, ConfigError, TooLargeForBusError
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +23,9 @@ CONNECT_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 10.0
 MOST_SUBJECTS = 4000  # bytes of a message's subjects: nats-server ends a connection over a line of 4,096
 DROPPED_PERIOD_S = 1.0  # of log lines about dropped messages
+
+# Of what a server says before it closes a connection: what another try may have put right.
+NOT_LET_IN = ("authorization violation", "authorization failed", "authentication expired", "authentication revoked")
 
 FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
 
@@ -29,9 +35,14 @@ class FencedError(nats.errors.Error):  # type: ignore[misc]
 
 
 class FencedClient(Client):  # type: ignore[misc]
-    """All that is sent goes through ``publish``; ``may_send`` decides by its subject."""
+    """All that is sent goes through ``publish``; ``may_send`` decides by its subject. It shows its ``credentials`` at
+    each connection anew, and says nothing to a server without TLS where it ``requires_tls``. A connection that the
+    server ends for what it was shown is made again: by then others may be there."""
 
     may_send: Callable[[str], bool] = staticmethod(lambda subject: True)
+    credentials: Credentials | None = None
+    requires_tls = False
+    _shown: Shown
 
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
@@ -41,6 +52,32 @@ class FencedClient(Client):  # type: ignore[misc]
         if len(subject.encode()) + len(reply.encode()) > MOST_SUBJECTS:
             raise nats.errors.BadSubjectError
         await super().publish(subject, payload, reply, headers)
+
+    def show(self, nonce: str) -> bytes:
+        """nats-py's callback, which it calls before it sends whose signature it is."""
+        assert self.credentials is not None
+        try:
+            self._shown = self.credentials.show(nonce)
+        except ConfigError as error:
+            raise nats.errors.Error(str(error)) from error
+        self._public_nkey = self._shown.public_key
+        self._user_jwt_cb = self._jwt if self._shown.jwt else None
+        return self._shown.signature.encode()
+
+    def _jwt(self) -> bytes:
+        return self._shown.jwt.encode()
+
+    def _connect_command(self) -> bytes:
+        if self.requires_tls and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server does not speak TLS")
+        command: bytes = super()._connect_command()
+        return command
+
+    async def _process_err(self, err_msg: str) -> None:
+        if self.is_connected and any(words in err_msg.lower() for words in NOT_LET_IN):
+            await self._process_op_err(nats.errors.AuthorizationError())
+        else:
+            await super()._process_err(err_msg)
 
 
 CLIENTS: dict[str, type[FencedClient]] = {}  # by the URL's scheme; of any other it is nats-py's own
@@ -60,10 +97,14 @@ class Connection:
         self._dropped: dict[str, int] = {}  # by subscription, not in the log yet
 
     @classmethod
-    async def connect(cls, url: str, name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
-        """Connect, trying for ``timeout_s``; from then on reconnect without limit. Raises BusError."""
+    async def connect(cls, address: BusAddress | str, name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
+        """Connect, trying for ``timeout_s``; from then on reconnect without limit. An address that is a URL is that of
+        a bus which lets everyone in. Raises BusError, and ConfigError for credentials that cannot be used."""
+        address = address if isinstance(address, BusAddress) else BusAddress(address)
+        url = address.url
         client = CLIENTS.get(urlsplit(url).scheme, FencedClient)()
-        connection = cls(client)
+        access = _access(client, address)
+        connection, last_error = cls(client), ""
 
         async def on_disconnect() -> None:
             if not client.is_closed and not client.is_draining:
@@ -82,6 +123,8 @@ class Connection:
             if isinstance(error, nats.errors.SlowConsumerError):
                 connection._count_dropped(error.sub.subject)
             else:  # while it reconnects, each attempt that fails
+                nonlocal last_error
+                last_error = str(error) or repr(error)
                 level = logging.ERROR if client.is_connected else logging.DEBUG
                 logger.log(level, "bus error", extra={"error": repr(error)})
 
@@ -90,7 +133,7 @@ class Connection:
             try:
                 async with asyncio.timeout_at(deadline):  # nats-py tries without end by itself
                     await client.connect(
-                        url,
+                        address.servers,
                         name=name,
                         allow_reconnect=True,
                         max_reconnect_attempts=-1,
@@ -102,11 +145,12 @@ class Connection:
                         reconnected_cb=on_reconnect,
                         closed_cb=on_closed,
                         error_cb=on_error,
+                        **access,
                     )
                 return connection
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 if asyncio.get_running_loop().time() >= deadline:
-                    raise BusError(f"no NATS server answers at {url} ({error!r}); start one or check --nats") from error
+                    raise BusError(_why_not(address, name, last_error or repr(error))) from error
                 await asyncio.sleep(0.2)
 
     @property
@@ -151,6 +195,26 @@ class Connection:
         except (*FAILURES, RuntimeError):
             with contextlib.suppress(RuntimeError):  # uvloop's, for what is left to be sent where the server is away
                 await self._client.close()
+
+
+def _access(client: FencedClient, address: BusAddress) -> dict[str, Any]:
+    """nats-py's options for what the address asks for; the client is told the rest. Raises ConfigError."""
+    client.credentials = address.credentials()
+    client.requires_tls = address.is_encrypted
+    options: dict[str, Any] = {"tls": address.tls_context()} if address.is_encrypted else {}
+    if client.credentials is not None:
+        options["signature_cb"] = client.show
+        if address.role is not None:
+            options["inbox_prefix"] = inbox_prefix(address.role)
+    return options
+
+
+def _why_not(address: BusAddress, name: str, error: str) -> str:
+    """Nobody could be connected, and what to look at."""
+    if any(words in error.lower() for words in NOT_LET_IN):
+        as_whom = f"{name} with {address.creds}" if address.creds else f"{name}, which has no credentials"
+        return f"the NATS server at {address.url} does not let in {as_whom}: check --nats-creds"
+    return f"no NATS server answers at {address.url} ({error}); start one or check --nats"
 
 
 @contextlib.contextmanager

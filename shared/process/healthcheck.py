@@ -1,6 +1,7 @@
 """``python -m shared.process.healthcheck TARGET``: exit status 0 where a process is well, 1 where it is not.
 
-TARGET is a service's name (``predictor``), asked over the bus at ``SLACKWATER_NATS``, or a URL that must answer 2xx.
+TARGET is a service's name (``predictor``), asked over the bus at ``SLACKWATER_NATS`` with its credentials, or a URL that
+must answer 2xx.
 """
 
 import argparse
@@ -8,9 +9,12 @@ import asyncio
 import os
 import sys
 import urllib.request
+from collections.abc import Mapping
 
 from shared.bus import Bus
-from shared.errors import BusError
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
+from shared.errors import BusError, ConfigError
 from shared.protocol import subjects
 from shared.protocol.services import ServiceStatus
 
@@ -19,17 +23,24 @@ CONNECT_TIMEOUT_S = 2.0
 ANSWER_WAIT_S = 1.0
 
 
-async def service_health(nats_url: str, name: str) -> str:
+async def service_health(address: BusAddress | str, name: str) -> str:
     """ "ok", or what is wrong with the service of this name."""
     try:
-        bus = await Bus.connect(nats_url, f"healthcheck of {name}", CONNECT_TIMEOUT_S)
-    except BusError as error:
+        bus = await Bus.connect(address, f"healthcheck of {name}", CONNECT_TIMEOUT_S)
+    except (BusError, ConfigError) as error:
         return str(error)
     try:
         statuses = await bus.gather(subjects.PING, {}, ServiceStatus, ANSWER_WAIT_S)
     finally:
         await bus.close()
     return next((status.health for status in statuses if status.name == name), f"{name} does not answer")
+
+
+def address_of(name: str, environ: Mapping[str, str]) -> BusAddress:
+    """Of the bus, as this service is let in: by its own role's credentials, which are all that are there."""
+    url, creds, ca = (environ.get(f"SLACKWATER_{each}", "") for each in ("NATS", "NATS_CREDS", "NATS_CA"))
+    role = BusRole(name) if name in set(BusRole) else BusRole.EXECUTOR
+    return BusAddress(url or DEFAULT_NATS, creds, ca, role)
 
 
 def url_health(url: str) -> str:
@@ -49,7 +60,7 @@ def main() -> int:
     if target.startswith(("http://", "https://")):
         health = url_health(target)
     else:
-        health = asyncio.run(service_health(os.environ.get("SLACKWATER_NATS") or DEFAULT_NATS, target))
+        health = asyncio.run(service_health(address_of(target, os.environ), target))
     print(health)
     return 0 if health == "ok" else 1
 

@@ -15,6 +15,8 @@ import msgspec
 import uvloop
 
 from shared.bus import Bus
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, ConfigError, SlackwaterError
 from shared.process.memory import collect_seldom
@@ -80,40 +82,43 @@ def configure_logging(level: str = "info") -> None:
 
 
 def service_main(settings_type: type[S], name: str, make: Callable[[Bus, S, Clock], Service]) -> int:
-    """The whole of a service whose settings, ``nats`` and ``log_level`` among them, are all that it needs; the
-    process's exit status, 2 where they are at fault."""
+    """The whole of a service, named as its role, whose settings, ``nats`` and ``log_level`` among them, are all that it
+    needs; the process's exit status, 2 where they are at fault."""
     try:
         settings: Any = load(settings_type, name)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     clock = SystemClock()
-    return run_service(settings.nats, settings.log_level, name, lambda bus: make(bus, settings, clock))
+    address = BusAddress.of(settings, BusRole(name))
+    return run_service(address, settings.log_level, name, lambda bus: make(bus, settings, clock))
 
 
-def run_service(nats_url: str, log_level: str, name: str, make: Callable[[Bus], Service]) -> int:
+def run_service(address: BusAddress, log_level: str, name: str, make: Callable[[Bus], Service]) -> int:
     """Run one service until SIGINT or SIGTERM; the process's exit status. Named errors end it with one log line."""
     configure_logging(log_level)
     collect_seldom()
     try:
-        uvloop.run(_serve_until_signalled(nats_url, name, make))
+        uvloop.run(_serve_until_signalled(address, name, make))
     except SlackwaterError as error:
         logger.error("stopped by an error", extra={"service": name, "error": f"{type(error).__name__}: {error}"})
         return 1
     return 0
 
 
-async def _serve_until_signalled(nats_url: str, name: str, make: Callable[[Bus], Service]) -> None:
+async def _serve_until_signalled(address: BusAddress, name: str, make: Callable[[Bus], Service]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in STOP_SIGNALS:
         loop.add_signal_handler(signum, stopping.set)
-    await serve(nats_url, name, make, stopping)
+    await serve(address, name, make, stopping)
 
 
-async def serve(nats_url: str, name: str, make: Callable[[Bus], Service], stopping: asyncio.Event) -> None:
+async def serve(
+    address: BusAddress | str, name: str, make: Callable[[Bus], Service], stopping: asyncio.Event
+) -> None:
     """One service's life on a running loop, until ``stopping`` is set. Raises what ends it otherwise."""
-    bus = await Bus.connect(nats_url, name)
+    bus = await Bus.connect(address, name)
     try:
         service, started_s = make(bus), SystemClock().unix_s()
 

@@ -5,7 +5,8 @@ none. Where a struct takes a setting over from another one, the field names that
 there: ``kv_blocks: Annotated[int, ExecutorSettings]``. A field that is a struct of settings itself is a table of its
 own, by the field's name. ``Meta(extra=choices(...))`` lists the known values, ``extra=LIST`` marks a text that several
 values with commas between them make up, ``extra=SECRET`` one that is not shown, ``extra=BASE`` the one of a table that
-the others have their defaults from. ``NatsUrl`` and ``LogLevel`` are settings that several services have.
+the others have their defaults from. ``NatsUrl``, ``NatsCreds``, ``NatsCa`` and
+``LogLevel`` are settings that several services have.
 """
 
 from collections.abc import Iterable
@@ -33,7 +34,16 @@ def choices(known: Iterable[str]) -> dict[str, Any]:
     return {"choices": tuple(known)}
 
 
-NatsUrl = Annotated[str, Meta(description="URL of the NATS server")]
+NatsUrl = Annotated[
+    str, Meta(description="URL of the NATS server: nats://, or tls:// with encryption; of a cluster several, with commas")
+]
+NatsCreds = Annotated[
+    str,
+    Meta(description="NKey seed or .creds file to be let in with, or a folder with one for each role: gateway.nk, ..."),
+]
+NatsCa = Annotated[
+    str, Meta(description="PEM file of who signs the server's certificate; empty: ca.pem beside nats_creds, or the system's")
+]
 LogLevel = Annotated[
     str, Meta(description="debug, info, warning or error", extra=choices(("debug", "info", "warning", "error")))
 ]

@@ -53,8 +53,8 @@ class AskedStackOptions(BusOptions):
                 yield StackBehindGateway(client)
             return
         watch, clock = StackWatch(), SystemClock()
-        _, url = stack_on(self.data_dir, self.nats)
-        async with bus_at(url, name) as bus, StackFollower.following(bus, watch, clock) as follower:
+        _, address = stack_on(self.data_dir, self.asked)
+        async with bus_at(address, name) as bus, StackFollower.following(bus, watch, clock) as follower:
             await follower.wait_for_beats(num_beats)
             yield StackOnBus(self, bus, watch, clock)
 
@@ -97,13 +97,13 @@ class StackOnBus:
 
     async def report(self) -> StackReport:
         report = await ask_stack(self.bus, lambda: self.watch.view(self.clock.monotonic_s()))
-        stack, url = stack_on(self.options.data_dir, self.options.nats)
-        own: dict[str, Any] = {"nats": url}
+        stack, address = stack_on(self.options.data_dir, self.options.asked)
+        own: dict[str, Any] = {"nats": address.url}
         if stack is not None:
             own |= {"url": stack.http_url, "model": stack.model, "ready": stack.ready}
             own["processes"] = supervised(report.status.processes, stack)
         elif not report.status.processes:
-            raise StackError(f"no service answers on {url}")
+            raise StackError(f"no service answers on {address.url}")
         return msgspec.structs.replace(report, status=msgspec.structs.replace(report.status, **own))
 
     async def set_draining(self, executor_id: str, draining: bool) -> Heartbeat:

@@ -9,9 +9,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from services.local.stack.data_dir import DataDir, bus_at
+from services.local.stack.data_dir import bus_at, stack_on
 from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.bus import Bus
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from shared.json_text import json_text
 from shared.settings.config_file import STACK, find_config
 
@@ -62,6 +64,22 @@ NatsOption = Annotated[
         help="The stack's bus; by default that of the configuration file, else of the data directory's stack.",
     ),
 ]
+NatsCredsOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SLACKWATER_NATS_CREDS",
+        callback=_configured,
+        help="Of that bus: the operator's NKey seed or .creds file, or the folder with it.",
+    ),
+]
+NatsCaOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SLACKWATER_NATS_CA",
+        callback=_configured,
+        help="Of that bus: who signs its certificate, a PEM file; by default ca.pem beside the credentials.",
+    ),
+]
 UrlOption = Annotated[
     str | None,
     typer.Option(
@@ -78,10 +96,19 @@ class BusOptions:
 
     data_dir: DataDirOption = DEFAULT_DATA_DIR
     nats: NatsOption = None
+    nats_creds: NatsCredsOption = None
+    nats_ca: NatsCaOption = None
+
+    @property
+    def asked(self) -> BusAddress | None:
+        """None where it is that of the data directory's stack."""
+        if not self.nats:
+            return None
+        return BusAddress(self.nats, self.nats_creds or "", self.nats_ca or "", BusRole.OPERATOR)
 
     def bus(self, name: str) -> AbstractAsyncContextManager[Bus]:
         """``name``: of who asks. Raises StackError where none answers."""
-        return bus_at(self.nats or DataDir(self.data_dir).read_stack().nats_url, name)
+        return bus_at(stack_on(self.data_dir, self.asked)[1], name)
 
 
 def show(found: Found, as_json: bool, print_it: Callable[[Found], None]) -> None:

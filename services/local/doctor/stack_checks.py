@@ -17,6 +17,8 @@ from services.local.stack.keys import open_keys
 from services.local.stack.machine import require_free
 from services.local.stack.options import StackOptions
 from services.local.stack.service_commands import nats_binary
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from shared.errors import BusError, ConfigError, ModelError, StackError
 from shared.settings.config_file import VARIABLE, nearest
 from shared.settings.setting import ENV_PREFIX
@@ -41,14 +43,14 @@ def environment_check(environ: Mapping[str, str]) -> Check:
     return ok("environment", ", ".join(given) or "no SLACKWATER_ variable")
 
 
-def nats_check(url: str) -> Check:
-    """The server that answers at the URL, or the binary that a stack starts."""
-    if url:
+def nats_check(options: StackOptions) -> Check:
+    """The server that answers at the URL and lets the operator in, or the binary that a stack starts."""
+    if options.nats:
         try:
-            asyncio.run(_reach(url))
+            asyncio.run(_reach(BusAddress.of(options, BusRole.OPERATOR)))
         except StackError as error:
-            return failed("nats", str(error), f"start it, or correct --nats {url}")
-        return ok("nats", f"{url} answers")
+            return failed("nats", str(error), f"start it, or correct --nats {options.nats} and --nats-creds")
+        return ok("nats", f"{options.nats} answers")
     try:
         asked = subprocess.run(
             [nats_binary(), "--version"], capture_output=True, text=True, timeout=NATS_VERSION_S, check=True
@@ -128,8 +130,8 @@ def weights_bytes(options: StackOptions) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
 
 
-async def _reach(url: str) -> None:
-    async with bus_at(url, "doctor"):
+async def _reach(address: BusAddress) -> None:
+    async with bus_at(address, "doctor"):
         pass
 
 
@@ -137,7 +139,8 @@ async def _look_for_keys(options: StackOptions, given_hash: str | None) -> tuple
     """The number of keys, and whether the given one is revoked. A store that is not there is not made."""
     if not options.nats and not DataDir(options.data_dir).nats_store.is_dir():
         return 0, False
-    async with open_keys(options.data_dir, options.nats or None) as keys:
+    asked = BusAddress.of(options, BusRole.OPERATOR) if options.nats else None
+    async with open_keys(options.data_dir, asked) as keys:
         return len(await keys.all()), given_hash is not None and await keys.is_revoked(given_hash)
 
 

@@ -10,8 +10,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from services.local.stack.private import make_private
 from shared.bus import Bus
-from shared.errors import BusError, StackError
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
+from shared.errors import BusError, ConfigError, StackError
 from shared.json_text import json_text
 from shared.protocol.codec import decode_record
 
@@ -37,6 +40,13 @@ class StackFile(msgspec.Struct, frozen=True):
     engine: str
     ready: bool
     processes: dict[str, ProcessEntry]
+    nats_creds: str = ""
+    nats_ca: str = ""
+
+    @property
+    def bus(self) -> BusAddress:
+        """As whoever operates the stack is let in."""
+        return BusAddress(self.nats_url, self.nats_creds, self.nats_ca, BusRole.OPERATOR)
 
 
 class DataDir:
@@ -45,11 +55,19 @@ class DataDir:
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
         self.nats_store = self.path / "nats"
+        self.bus_folder = self.path / "bus"  # what lets processes into a bus of the stack's own: a BusFolder
         self._stack_file = self.path / "stack.json"
 
     def log(self, name: str) -> Path:
         """The log file of one service."""
         return self.path / "logs" / f"{name}.log"
+
+    def make_private(self) -> None:
+        """What the bus stores is for this user alone. Raises StackError."""
+        try:
+            make_private(self.nats_store)
+        except OSError as error:
+            raise StackError(f"cannot use {self.nats_store}: {error.strerror}") from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -107,24 +125,26 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def stack_on(data_dir: Path, nats: str | None) -> tuple[StackFile | None, str]:
-    """The stack of the data directory, None where the given bus is another one's; and the URL of the bus. Raises
+def stack_on(data_dir: Path, asked: BusAddress | None) -> tuple[StackFile | None, BusAddress]:
+    """The stack of the data directory, None where the given bus is another one's; and where its bus is. Raises
     StackError where neither is there."""
     try:
         stack = DataDir(data_dir).read_stack()
     except StackError:
-        if nats:
-            return None, nats
+        if asked is not None:
+            return None, asked
         raise
-    return (stack if nats in (None, "", stack.nats_url) else None), nats or stack.nats_url
+    if asked is None or asked.url == stack.nats_url:
+        return stack, asked if asked is not None and asked.creds else stack.bus
+    return None, asked
 
 
 @contextlib.asynccontextmanager
-async def bus_at(url: str, name: str, within_s: float = CONNECT_S) -> AsyncIterator[Bus]:
-    """A connection that ``name`` holds. Raises StackError where none answers."""
+async def bus_at(address: BusAddress, name: str, within_s: float = CONNECT_S) -> AsyncIterator[Bus]:
+    """A connection that ``name`` holds. Raises StackError where none answers, or it cannot be let in."""
     try:
-        bus = await Bus.connect(url, name, within_s)
-    except BusError as error:
+        bus = await Bus.connect(address, name, within_s)
+    except (BusError, ConfigError) as error:
         raise StackError(f"the stack does not answer: {error}") from error
     try:
         yield bus

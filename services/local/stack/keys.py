@@ -14,8 +14,9 @@ from services.gateway.settings import GatewaySettings, are_keys_required, given_
 from services.local.stack.data_dir import DataDir, bus_at, stack_on
 from services.local.stack.machine import free_port
 from services.local.stack.processes.process import Process
-from services.local.stack.service_commands import nats_command
+from services.local.stack.service_commands import nats_command, own_address
 from shared.bus import Bucket, Bus
+from shared.bus.address import BusAddress
 from shared.errors import ConfigError, ConflictError, NotFoundOnBusError, StackError
 from shared.openai.objects import is_well_formed
 from shared.protocol import subjects
@@ -106,24 +107,24 @@ def _unknown_key_named(name: str) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def open_keys(data_dir: Path, nats: str | None) -> AsyncIterator[Keys]:
+async def open_keys(data_dir: Path, asked: BusAddress | None) -> AsyncIterator[Keys]:
     """On the given bus, else that of the stack in the data directory; where none runs there, its bus is started for as
     long as this lasts, since a stack may need a key before it can start. Raises StackError and BusError."""
     async with contextlib.AsyncExitStack() as stack:
         try:
-            _, url = stack_on(data_dir, nats)
+            _, address = stack_on(data_dir, asked)
         except StackError:
-            url = await stack.enter_async_context(_own_bus(DataDir(data_dir)))
-        bus = await stack.enter_async_context(bus_at(url, "keys", CONNECT_S))
+            address = await stack.enter_async_context(_own_bus(DataDir(data_dir)))
+        bus = await stack.enter_async_context(bus_at(address, "keys", CONNECT_S))
         yield await Keys.on(bus)
 
 
 @contextlib.asynccontextmanager
-async def _own_bus(data_dir: DataDir) -> AsyncIterator[str]:
+async def _own_bus(data_dir: DataDir) -> AsyncIterator[BusAddress]:
     with data_dir.locked():
         port = free_port()
         process = await Process.start(nats_command(data_dir, port))
         try:
-            yield f"nats://127.0.0.1:{port}"
+            yield own_address(data_dir, port)
         finally:
             await process.terminate(NATS_STOP_S)

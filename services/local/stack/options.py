@@ -46,6 +46,8 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     slo: Annotated[str, ProfilerSettings] = default_of(ProfilerSettings, "slo")
     data_dir: Annotated[Path, Meta(description="where the stack keeps its store and its logs")] = DEFAULT_DATA_DIR
     nats: Annotated[str, Meta(description="URL of an existing NATS server with JetStream; empty starts one")] = ""
+    nats_creds: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "nats_creds")
+    nats_ca: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "nats_ca")
     log_level: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "log_level")
     strategy: Strategy = Strategy()
     config_file: Path | None = None

@@ -21,14 +21,21 @@ from services.local.stack.processes.keeper import Keeper
 from services.local.stack.processes.process import Command, Process, describe_exit
 from services.local.stack.progress import Progress
 from services.local.stack.readiness import require_own_bus, wait_ready
-from services.local.stack.service_commands import nats_command, prepare_command, service_commands
+from services.local.stack.service_commands import (
+    nats_command,
+    own_address,
+    prepare_command,
+    service_commands,
+)
 from shared.bus import Bus
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from shared.errors import SlackwaterError, StackError
 
 MAX_FAILURES_BEFORE_READY = 3  # of one service, in a row
 SAME_SIGNAL_S = 0.5  # timeout(1) and some shells deliver one request to the process and again to its group
 KILLED_STATUS = 130  # as a shell reports an interrupted command
-WatchServing = Callable[[str, Progress], Coroutine[Any, Any, None]]  # by the URL of the bus
+WatchServing = Callable[[BusAddress, Progress], Coroutine[Any, Any, None]]
 
 DRAIN_ORDER = ("gateway", "executor", "offline-queue", "profiler", "predictor", "nats-server")
 
@@ -54,7 +61,7 @@ class Supervisor:
         self._ready = False
         self._signalled_s: float | None = None
         self._killed = False
-        self._nats_url = options.nats
+        self._address = BusAddress.of(options, BusRole.OPERATOR)
 
     async def run(self) -> int:
         """Until a signal; the exit status. Raises StackError where the stack cannot start."""
@@ -98,17 +105,17 @@ class Supervisor:
             self._fail(error)
 
     async def _start(self) -> None:
-        if not self._nats_url:
+        if not self._address.url:
             port = free_port()
-            self._nats_url = f"nats://127.0.0.1:{port}"
             self._progress.step("starting the bus")
             self._keep([nats_command(self._data_dir, port)])
-        bus = await Bus.connect(self._nats_url, "supervisor")
+            self._address = own_address(self._data_dir, port)
+        bus = await Bus.connect(self._address, "supervisor")
         try:
             await (await Keys.on(bus)).require_any(gateway_access(self._options, os.environ))
             model_path = await self._prepare_model()
             shares = await asyncio.to_thread(device_shares, self._options, os.environ)
-            commands = service_commands(self._options, self._data_dir, self._nats_url, model_path, shares)
+            commands = service_commands(self._options, self._data_dir, self._address, model_path, shares)
             names = [command.name for command in commands]
             await require_own_bus(bus, names)
             self._keep(commands)
@@ -120,7 +127,7 @@ class Supervisor:
         self._progress.close()
         self._announce(f"ready {self._options.url} model {self._options.served_name}")
         if self._progress.redraws:
-            self._showing = self._keeping.create_task(self._watch(self._nats_url, self._progress))
+            self._showing = self._keeping.create_task(self._watch(self._address, self._progress))
 
     async def _prepare_model(self) -> Path:
         """The model's folder. Raises StackError with the end of the log."""
@@ -162,12 +169,9 @@ class Supervisor:
 
     def _write_stack(self) -> None:
         processes = {keeper.name: ProcessEntry(keeper.pid, keeper.starts) for keeper in self._keepers}
-        options = self._options
-        self._data_dir.write_stack(
-            StackFile(
-                os.getpid(), self._nats_url, options.url, options.served_name, options.engine, self._ready, processes
-            )
-        )
+        options, bus = self._options, self._address
+        about = options.url, options.served_name, options.engine, self._ready
+        self._data_dir.write_stack(StackFile(os.getpid(), bus.url, *about, processes, bus.creds, bus.ca))
 
     def _handle_signals(self) -> None:
         """For as long as the event loop lasts."""

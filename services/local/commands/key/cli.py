@@ -92,7 +92,7 @@ def usage(
 
 def _with_keys(stack: BusOptions, ask: Callable[[Keys], Awaitable[Answer]]) -> Answer:
     async def run() -> Answer:
-        async with open_keys(stack.data_dir, stack.nats) as keys:
+        async with open_keys(stack.data_dir, stack.asked) as keys:
             return await ask(keys)
 
     return asyncio.run(run())

@@ -16,6 +16,7 @@ from services.local.commands.parameters import JsonOption, show
 from services.local.commands.status.top_table import essentials, screen
 from services.local.stack.data_dir import bus_at
 from services.local.stack.progress import Progress
+from shared.bus.address import BusAddress
 from shared.clock import SystemClock
 from shared.errors import ApiError, BusError, StackError
 from shared.settings.command_options import with_option_groups
@@ -70,12 +71,12 @@ async def _next(stack: AskedStack, before: StackReport) -> tuple[StackReport, st
         await resting
 
 
-async def show_essentials(nats_url: str, progress: Progress) -> None:
+async def show_essentials(address: BusAddress, progress: Progress) -> None:
     """The line below ``slackwater up`` on a terminal: each second, until cancelled. Without a bus there is nothing to
     show, and nothing is lost."""
     watch, clock = StackWatch(), SystemClock()
     with contextlib.suppress(BusError, StackError):
-        async with bus_at(nats_url, "supervisor-line") as bus, StackFollower.following(bus, watch, clock):
+        async with bus_at(address, "supervisor-line") as bus, StackFollower.following(bus, watch, clock):
             while True:
                 await asyncio.sleep(REFRESH_S)
                 progress.step("serving", essentials(watch.view(clock.monotonic_s())))
