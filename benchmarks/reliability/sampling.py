@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import nats
 import psutil
-from nats.errors import Error as NatsError
 
 from benchmarks.harness.stack import MIB
-from services.local.stack.data_dir import DataDir
+from services.local.stack.data_dir import CONNECT_S, DataDir, bus_at
+from shared.bus import Bus
 from shared.cancellation import check_cancelled
-from shared.errors import StackError
+from shared.errors import BusError, StackError
 
 SUPERVISOR = "slackwater up"
 
@@ -66,27 +65,22 @@ class Sampler:
 
     async def run(self, period_s: float, tell: Callable[[StackSample], None] = lambda _: None) -> None:
         """Until it is cancelled."""
-        client = await nats.connect(self._data_dir.read_stack().nats_url, name="reliability-sampler")
-        try:
+        async with bus_at(self._data_dir.read_stack().bus, "reliability-sampler", CONNECT_S) as bus:
             while True:
-                sample = await self._sample(client)
+                sample = await self._sample(bus)
                 self.samples.append(sample)
                 with self._file.open("ab") as file:
                     file.write(msgspec.json.encode(sample) + b"\n")
                 tell(sample)
                 check_cancelled()  # the bus's client may have taken a cancellation for a timeout
                 await asyncio.sleep(period_s)
-        finally:
-            await client.close()
 
-    async def _sample(self, client: nats.NATS) -> StackSample:
-        streams = {}
+    async def _sample(self, bus: Bus) -> StackSample:
         try:
-            for info in await client.jetstream().streams_info():
-                state = info.state
-                streams[info.config.name or ""] = (state.bytes, state.messages, state.consumer_count)
-        except (NatsError, TimeoutError):  # it is very busy: the rest is worth knowing
-            streams = {}
+            sizes = await bus.sizes()
+        except BusError:  # it is very busy: the rest is worth knowing
+            sizes = {}
+        streams = {name: (each.bytes, each.messages, each.consumers) for name, each in sizes.items()}
         processes, disk_mib = await asyncio.to_thread(self._look)
         return StackSample(time.time(), processes, streams, disk_mib, os.getloadavg()[0])
 

@@ -77,6 +77,7 @@ class StreamSize:
 
     messages: int
     bytes: int
+    consumers: int = 0
 
 
 class Streams(Connection):
@@ -178,7 +179,14 @@ class Streams(Connection):
                 state = (await self._js.stream_info(stream)).state
             except nats.js.errors.NotFoundError:
                 return StreamSize(0, 0)
-        return StreamSize(state.messages, state.bytes)
+        return StreamSize(state.messages, state.bytes, state.consumer_count)
+
+    async def sizes(self) -> dict[str, StreamSize]:
+        """Of all streams, buckets among them, by their names on the server. Raises BusError."""
+        with failing_as("sizes of streams"):
+            infos = await self._js.streams_info()
+        states = {info.config.name or "": info.state for info in infos}
+        return {name: StreamSize(each.messages, each.bytes, each.consumer_count) for name, each in states.items()}
 
     async def subjects(self, stream: str, subject: str) -> set[str]:
         """Every matching subject that holds a message now; none where there is no such stream. Raises BusError."""

@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from services.executor.prepare_model import DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
+from services.local.cli import app
 from services.local.stack.service_commands import MAX_PAYLOAD, SYNC_INTERVAL
 from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
@@ -35,7 +37,9 @@ SETTINGS: dict[str, type[msgspec.Struct]] = {
     "profiler": ProfilerSettings,
     "executor": ExecutorSettings,
 }
-PROCESS_VARIABLES = {"SLACKWATER_CACHE", "SLACKWATER_NATS"}  # read by more than settings: the cache, the health check
+PROCESS_VARIABLES = {"SLACKWATER_CACHE", "SLACKWATER_NATS", "SLACKWATER_NATS_CREDS"}  # read by more than settings: the cache, the health check
+BUS_FOLDER = "/etc/slackwater/bus"
+OF_COMPOSE = ("nats", "nats_creds", "host", "allowed_hosts", "model_path")  # other than a machine's own
 WITHOUT_TORCH = ("gateway", "offline-queue", "predictor", "profiler", "loadgen")
 INTERPOLATION = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
@@ -56,18 +60,19 @@ def instructions(role: str, name: str) -> list[str]:
     return [line.split(maxsplit=1)[1] for line in joined.splitlines() if line.startswith(f"{name} ")]
 
 
-def extra_of(role: str) -> str:
-    (extra,) = set(re.findall(r"\.\[([\w-]+)\]", dockerfiles[role]))
-    return extra
+def extras_of(role: str) -> str:
+    (extras,) = set(re.findall(r"\.\[([\w,-]+)\]", dockerfiles[role]))
+    return extras
 
 
-def requirements(extra: str) -> set[str]:
-    """Names of the packages of an extra, with those of the extras that it includes."""
+def requirements(extras: str) -> set[str]:
+    """Names of the packages of these extras, with those of the extras that they include."""
     found: set[str] = set()
-    for requirement in project["project"]["optional-dependencies"][extra]:
+    known = project["project"]["optional-dependencies"]
+    for requirement in (each for extra in extras.split(",") for each in known[extra]):
         own = re.fullmatch(r"slackwater\[([\w,-]+)\]", requirement)
         if own:
-            found |= set().union(*(requirements(name) for name in own[1].split(",")))
+            found |= requirements(own[1])
         else:
             found.add(re.split(r"[^\w.-]", requirement)[0])
     return found
@@ -90,8 +95,8 @@ def test_there_is_one_dockerfile_per_role_and_each_is_used() -> None:
 
 @pytest.mark.parametrize("role", sorted(dockerfiles))
 def test_an_image_installs_its_extra_and_runs_as_a_user(role: str) -> None:
-    assert extra_of(role) == role
-    assert extra_of(role) in project["project"]["optional-dependencies"]
+    assert extras_of(role).split(",")[0] == role
+    assert set(extras_of(role).split(",")) <= set(project["project"]["optional-dependencies"])
     assert instructions(role, "USER") == ["slackwater"]
     assert len(instructions(role, "ENTRYPOINT")) == 1
     assert ("torch" in requirements(role)) == (role not in WITHOUT_TORCH)
@@ -123,7 +128,7 @@ def test_every_variable_is_a_setting_and_its_default_is_accepted(role: str) -> N
     assert set(environment) <= variables
     baked = set(re.findall(r"\bSLACKWATER_\w+", " ".join(instructions(role, "ENV"))))
     assert baked <= PROCESS_VARIABLES | variables
-    own = {setting.variable for setting in settings if setting.name in ("nats", "host", "allowed_hosts", "model_path")}
+    own = {setting.variable for setting in settings if setting.name in OF_COMPOSE}
     accepted, kept = (
         composed(SETTINGS[role], Sources({}, environ, None, ()).resolve(settings))
         for environ in (environment, {name: environment[name] for name in own & set(environment)})
@@ -146,7 +151,9 @@ def test_executors_and_the_offline_queue_have_the_same_strategy() -> None:
 
 def test_services_find_each_other() -> None:
     for role in SETTINGS:
-        assert services[role]["environment"]["SLACKWATER_NATS"] == "nats://nats:4222"
+        environment = services[role]["environment"]
+        assert (environment["SLACKWATER_NATS"], environment["SLACKWATER_NATS_CREDS"]) == ("tls://nats:4222", BUS_FOLDER)
+        assert any(volume.startswith(f"bus:{BUS_FOLDER}") for volume in services[role]["volumes"])
         assert services[role]["depends_on"]["nats"] == {"condition": "service_healthy"}
     for role in ("gateway", "offline-queue", "executor"):
         assert services[role]["depends_on"]["prepare-model"] == {"condition": "service_completed_successfully"}
@@ -178,12 +185,16 @@ def test_the_build_context_holds_what_pyproject_needs() -> None:
     assert all((ROOT / name).exists() for name in kept)
 
 
-def test_the_nats_configuration_is_valid_and_matches_that_of_a_local_stack() -> None:
-    config = ROOT / "deploy/nats/nats.conf"
-    checked = subprocess.run(
-        [nats_server_binary(), "-t", "-c", str(config)], capture_output=True, text=True, timeout=30
-    )
+def test_the_nats_configuration_is_valid_and_matches_that_of_a_local_stack(tmp_path: Path) -> None:
+    """With the keys that compose has made before."""
+    config, own = ROOT / "deploy/nats/nats.conf", tmp_path / "nats.conf"
+    own.write_text(config.read_text().replace("/etc/nats/bus", str(tmp_path / "bus")))
+    command, host = services["bus-keys"]["command"], "nats"
+    assert command == ["bus", "init", BUS_FOLDER, "--host", host]
+    assert CliRunner().invoke(app, ["bus", "init", str(tmp_path / "bus"), "--host", host]).exit_code == 0
+    checked = subprocess.run([nats_server_binary(), "-t", "-c", str(own)], capture_output=True, text=True, timeout=30)
     assert checked.returncode == 0, checked.stderr
+    assert "bus:/etc/nats/bus:ro" in services["nats"]["volumes"]
     assert f"max_payload: {MAX_PAYLOAD}" in config.read_text()
     assert f"sync_interval: {SYNC_INTERVAL} " in config.read_text()
     assert services["nats"]["volumes"][1] == "nats:/data" and 'store_dir: "/data"' in config.read_text()

@@ -9,15 +9,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
+from services.local.stack.data_dir import DataDir
 from services.local.stack.machine import free_port
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from tests.services.gateway.gateway_rig import wait_until
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
 MODEL = "smollm2-135m-instruct"
 STOP_S = 60.0
+REFUSED = "permissions violation"  # nats-server's words, of a subject that a role may not use
 
 
 class LocalStack:
@@ -65,6 +70,10 @@ class LocalStack:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
+    def bus(self, role: BusRole) -> BusAddress:
+        """As a process of the role is let in."""
+        return msgspec.structs.replace(DataDir(self.data_dir).read_stack().bus, role=role)
+
     def pids(self) -> dict[str, int]:
         """Of every process that has one now, from the stack file."""
         stack = json.loads((self.data_dir / "stack.json").read_text())
@@ -99,6 +108,13 @@ class LocalStack:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        require_permitted(self.data_dir / "logs")
+
+
+def require_permitted(logs: Path) -> None:
+    """No process did what its role may not do, nor wanted to."""
+    refused = [line for log in logs.glob("*.log") for line in log.read_text().splitlines() if REFUSED in line.lower()]
+    assert not refused, refused[:5]
 
 
 def is_running(pid: int) -> bool:

@@ -41,7 +41,7 @@ def with_budgets(stack: LocalStack, use: Callable[[Bucket[BudgetRecord]], Awaita
     """On the stack's bus."""
 
     async def run() -> T:
-        bus = await Bus.connect(json.loads((stack.data_dir / "stack.json").read_text())["nats_url"], "test")
+        bus = await Bus.connect(stack.bus(BusRole.PROFILER), "test")
         try:
             return await use(await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord))
         finally:

@@ -47,7 +47,7 @@ class KeyChanges:
 
     async def _use_once(self, name: str) -> None:
         stack = self.data_dir.read_stack()
-        async with bus_at(stack.nats_url, "soak-keys", CONNECT_S) as bus:
+        async with bus_at(stack.bus, "soak-keys", CONNECT_S) as bus:
             keys = await Keys.on(bus)
             key = await keys.create(name, KeyTerms(requests_per_minute=600))
             record = RequestRecord(time.perf_counter())
@@ -75,7 +75,9 @@ class ExecutorChanges:
             await self._visit(f"visitor-{number % 3}")
 
     async def _visit(self, name: str) -> None:
-        options = {"nats": self.data_dir.read_stack().nats_url, **self.options, "executor-id": name, "config": ""}
+        bus = self.data_dir.read_stack().bus
+        where = {"nats": bus.url, "nats-creds": bus.creds, "nats-ca": bus.ca}
+        options = {**where, **self.options, "executor-id": name, "config": ""}
         program = ("-m", "services.executor")
         command = Command(name, python_command(program, options), self.data_dir.log(name), self.environ)
         async with running(command, lambda: True):

@@ -11,6 +11,7 @@ import pytest
 from services.gateway.api.intake import client_id_of
 from services.local.stack.keys import open_keys
 from shared.bus import Bus
+from shared.bus.address import BusAddress
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord, KeyTerms, hash_api_key
 from shared.protocol.executors import ExecutorInfo
@@ -68,7 +69,7 @@ def test_a_flood_does_not_delay_light_clients(rig: GatewayRig) -> None:
 
 @pytest.mark.parametrize("rig", ["1"], indirect=True)
 async def test_a_key_of_weight_three_is_served_three_times_as_much(rig: GatewayRig) -> None:
-    async with open_keys(Path(), rig.nats_url) as keys:
+    async with open_keys(Path(), BusAddress(rig.nats_url)) as keys:
         light, heavy = await keys.create("light"), await keys.create("heavy", KeyTerms(weight=3.0))
     clients = Clients(rig)
     with ThreadPoolExecutor(50) as pool:

@@ -17,6 +17,7 @@ from services.gateway.access.api_keys import OPEN_PATHS
 from services.gateway.access.permissions import FREE, PREFIXES, needed_permission
 from services.gateway.api.app import make_routes
 from services.local.stack.keys import open_keys
+from shared.bus.address import BusAddress
 from shared.protocol.access.api_keys import PERMISSIONS, KeyTerms
 from shared.protocol.access.key_usage import KeyUsage, day_of
 from tests.services.gateway.access.test_api_keys import key_command
@@ -38,7 +39,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
 
 async def client_with(rig: GatewayRig, name: str, **terms: Any) -> httpx.Client:
     """Whose key the gateway knows."""
-    async with open_keys(Path(), rig.nats_url) as keys:
+    async with open_keys(Path(), BusAddress(rig.nats_url)) as keys:
         key = await keys.create(name, KeyTerms(**terms))
     client = httpx.Client(base_url=rig.url, timeout=60, headers={"Authorization": f"Bearer {key}"})
     unknown = "invalid_api_key"
@@ -57,7 +58,7 @@ def complete(client: httpx.Client, **fields: Any) -> httpx.Response:
 
 async def used_by(rig: GatewayRig, name: str) -> dict[str, KeyUsage]:
     """Of today, by source, as it is stored."""
-    async with open_keys(Path(), rig.nats_url) as keys:
+    async with open_keys(Path(), BusAddress(rig.nats_url)) as keys:
         today = day_of(time.time())
         return {p.source: usage for p, usage in await keys.usages() if (p.day, p.name) == (today, name)}
 

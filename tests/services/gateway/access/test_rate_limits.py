@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from services.gateway.access.rate_limits import RateLimits, TokenBucket, duration
 from services.gateway.http.errors import Refusal
 from services.local.stack.keys import open_keys
+from shared.bus.address import BusAddress
 from shared.protocol.access.api_keys import KeyTerms
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
@@ -109,7 +110,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
 
 async def new_key(rig: GatewayRig, requests_per_minute: int | None, tokens_per_minute: int | None) -> httpx.Client:
     """A client with a key of its own, which the gateway knows."""
-    async with open_keys(Path(), rig.nats_url) as keys:
+    async with open_keys(Path(), BusAddress(rig.nats_url)) as keys:
         name = f"key-{len(await keys.all())}"
         key = await keys.create(
             name, KeyTerms(requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute)

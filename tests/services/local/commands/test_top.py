@@ -14,6 +14,7 @@ from services.local.cli import app
 from services.local.commands.status.top import show_essentials
 from services.local.commands.status.top_table import duration, essentials, screen
 from shared.bus import Bus
+from shared.bus.address import BusAddress
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
@@ -280,7 +281,7 @@ class RecordingProgress:
 
 async def test_the_line_below_up_follows_the_stack(bus: Bus, nats_url: str) -> None:
     progress = RecordingProgress()
-    showing = asyncio.create_task(show_essentials(nats_url, progress))
+    showing = asyncio.create_task(show_essentials(BusAddress(nats_url), progress))
     try:
         await until(lambda: bool(progress.details))
         await publish_stack(bus, COUNTERS)

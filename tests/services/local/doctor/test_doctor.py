@@ -168,10 +168,10 @@ def test_variables_that_are_no_settings_are_named() -> None:
 
 
 def test_a_given_bus_must_answer(nats_url: str) -> None:
-    assert stack_checks.nats_check(nats_url).state is OK
-    silent = stack_checks.nats_check(f"nats://127.0.0.1:{free_port()}")
+    assert stack_checks.nats_check(StackOptions(nats=nats_url)).state is OK
+    silent = stack_checks.nats_check(StackOptions(nats=f"nats://127.0.0.1:{free_port()}"))
     assert silent.state is FAILED and "does not answer" in silent.found
-    assert stack_checks.nats_check("").found.startswith("nats-server: v")
+    assert stack_checks.nats_check(StackOptions()).found.startswith("nats-server: v")
 
 
 def test_a_running_stacks_directory_is_taken(tmp_path: Path) -> None:

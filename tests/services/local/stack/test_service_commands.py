@@ -10,14 +10,18 @@ from services.local.stack.gpu_pinning import DeviceShare, device_shares, share_o
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
 from services.local.stack.service_commands import service_commands
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from shared.errors import StackError
 from shared.scheduling.strategy import Strategy
 
 
+BUS = BusAddress("tls://127.0.0.1:1", "/bus", "/bus/ca.pem", BusRole.OPERATOR)
+
+
 def commands_of(options: StackOptions, *shares: DeviceShare) -> list[Command]:
-    return service_commands(
-        options, DataDir(options.data_dir), "nats://127.0.0.1:1", options.data_dir / "model", shares or [DeviceShare(0)]
-    )
+    folder = options.data_dir
+    return service_commands(options, DataDir(folder), BUS, folder / "model", shares or [DeviceShare(0)])
 
 
 def test_a_clients_url_is_one_that_can_be_reached() -> None:
@@ -51,9 +55,7 @@ def test_services_get_the_settings_that_are_theirs(tmp_path: Path) -> None:
         strategy=Strategy.of("hygen", budget_ms=12.5, utility_ratio=0.0),
         data_dir=tmp_path,
     )
-    commands = service_commands(
-        options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model", [DeviceShare(1)] * 2
-    )
+    commands = commands_of(options, DeviceShare(1), DeviceShare(1))
     by_name = {command.name: " ".join(command.argv[1:]) for command in commands}
     assert list(by_name) == ["predictor", "profiler", "offline-queue", "executor-0", "executor-1", "gateway"]
     assert "-m services.executor " in by_name["executor-1"]
@@ -64,7 +66,8 @@ def test_services_get_the_settings_that_are_theirs(tmp_path: Path) -> None:
         assert (
             "--preset hygen" in line and "--budget-ms 12.5" in line and "--utility-ratio 0.0" in line
         ) == has_strategy
-    assert all("--nats nats://127.0.0.1:1" in line for line in by_name.values())
+    bus = "--nats tls://127.0.0.1:1 --nats-creds /bus --nats-ca /bus/ca.pem"
+    assert all(bus in line for line in by_name.values())
 
 
 def test_the_first_executors_are_strict_and_the_others_relaxed(tmp_path: Path) -> None:
@@ -115,9 +118,7 @@ def test_deadlines_are_the_executors_and_no_budget_is_sought(tmp_path: Path) -> 
 def test_services_read_the_file_that_the_stack_has_read(tmp_path: Path) -> None:
     for file, given in ((None, ""), (tmp_path / "slackwater.toml", str(tmp_path / "slackwater.toml"))):
         options = StackOptions(data_dir=tmp_path, config_file=file)
-        for command in service_commands(
-            options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model", [DeviceShare(0)]
-        ):
+        for command in commands_of(options):
             assert command.argv[command.argv.index("--config") + 1] == given
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
@@ -22,10 +23,12 @@ from services.local.stack.processes import keeper as keepers
 from services.local.stack.processes import process as processes
 from services.local.stack.processes.keeper import Backoff, Keeper
 from services.local.stack.processes.process import Command, Process, describe_exit, open_log, tail
-from services.local.stack.service_commands import nats_command
+from services.local.stack.service_commands import nats_command, own_address
 from services.local.stack.supervisor import Supervisor
 from shared.bus import Bus
+from shared.bus.permissions import BusRole
 from shared.errors import StackError
+from shared.protocol import subjects
 from tests.conftest import wait_for_port
 
 SERVE = (
@@ -245,10 +248,11 @@ async def test_the_bus_starts_with_durable_streams_and_large_messages(tmp_path: 
     keeper = Keeper(nats_command(data_dir, port), watcher)
     received: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
     async with keeping(keeper):
-        bus = await Bus.connect(f"nats://127.0.0.1:{port}", "test")
+        address = msgspec.structs.replace(own_address(data_dir, port), role=BusRole.OFFLINE_QUEUE)
+        bus = await Bus.connect(address, "test")
         await bus.ensure_streams()
-        await bus.subscribe("large", bytes, received.put)
-        await bus.publish("large", b"x" * 4_000_000)
+        await bus.subscribe(subjects.inbox("large"), bytes, received.put)
+        await bus.publish(subjects.inbox("large"), b"x" * 4_000_000)
         assert len(await asyncio.wait_for(received.get(), 20)) == 4_000_000
         await bus.close()
     assert (tmp_path / "nats" / "jetstream").is_dir()

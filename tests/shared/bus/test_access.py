@@ -1,0 +1,275 @@
+"""Who is let in to a bus, and what each role may do there: asked of a real nats-server with TLS."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import nats
+import nats.errors
+import nkeys
+import pytest
+from msgspec.structs import replace
+
+from services.local.stack.bus_access.folder import BusFolder
+from services.local.stack.machine import free_port
+from services.local.stack.service_commands import nats_argv
+from shared.bus import Bus
+from shared.bus.address import BusAddress
+from shared.bus.credentials import Credentials
+from shared.bus.permissions import BusRole, inbox_prefix, permissions_of
+from shared.errors import BusError, ConfigError, NotFoundOnBusError, StackError
+from shared.protocol import subjects
+from shared.protocol.access.api_keys import ApiKeyRecord
+from shared.protocol.batches import BatchRecord
+from tests.conftest import running_nats, wait_for_port
+
+SOON_S = 0.5  # to be let in, where it must fail
+HOSTS = ("127.0.0.1", "localhost")
+NOBODY = 65534
+
+
+@dataclass
+class SecuredServer:
+    """A nats-server that lets in those of ``folder``."""
+
+    folder: BusFolder
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def address(self, role: BusRole) -> BusAddress:
+        return self.folder.address(self.url, role)
+
+    def reload(self) -> None:
+        self.process.send_signal(signal.SIGHUP)
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[SecuredServer]:
+    folder, port = BusFolder(tmp_path / "bus"), free_port()
+    folder.ensure(HOSTS)
+    argv = nats_argv(tmp_path / "nats.conf", tmp_path / "nats", port, access=folder.server_config())
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log)
+    try:
+        wait_for_port(port, process)
+        yield SecuredServer(folder, f"tls://127.0.0.1:{port}", process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def refusals(server: SecuredServer, role: BusRole, sent: Sequence[str], heard: Sequence[str]) -> list[str]:
+    """Of these subjects, those that the server refuses the role, by its own words."""
+    said: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        said.append(str(error))
+
+    address, credentials = server.address(role), Credentials.found(server.folder.path, role)
+    seed = credentials.path.read_text()
+    client = await nats.connect(server.url, tls=address.tls_context(), nkeys_seed_str=seed, error_cb=on_error)
+    try:
+        for subject in sent:
+            await client.publish(subject.replace("*", "any").replace(">", "any"), b"{}")
+        for subject in heard:
+            await client.subscribe(subject)
+        await client.flush()
+        await asyncio.sleep(0)
+    finally:
+        await client.close()
+    return said
+
+
+# Of each role something that it must not do, and that would hurt.
+FORBIDDEN = [
+    (BusRole.GATEWAY, f"$KV.{subjects.API_KEYS_BUCKET}.alice"),
+    (BusRole.GATEWAY, f"$KV.{subjects.REVOKED_API_KEYS_BUCKET}.hash"),
+    (BusRole.GATEWAY, subjects.offline_request("batch_1.1")),
+    (BusRole.GATEWAY, subjects.plan("executor-0")),
+    (BusRole.GATEWAY, subjects.tokens("other")),
+    (BusRole.GATEWAY, f"$KV.{subjects.BUDGETS_BUCKET}.key"),
+    (BusRole.EXECUTOR, f"$JS.API.CONSUMER.CREATE.OBJ_{subjects.OBJECTS_BUCKET}.a.b"),
+    (BusRole.EXECUTOR, f"$JS.API.DIRECT.GET.KV_{subjects.API_KEYS_BUCKET}.alice"),
+    (BusRole.EXECUTOR, f"$JS.API.STREAM.MSG.GET.{subjects.REQUESTS_STREAM}"),
+    (BusRole.EXECUTOR, f"$KV.{subjects.BATCHES_BUCKET}.batch_1"),
+    (BusRole.EXECUTOR, subjects.plan("executor-1")),
+    (BusRole.EXECUTOR, subjects.inbox("executor-1")),
+    (BusRole.PREDICTOR, subjects.tokens("gateway")),
+    (BusRole.PREDICTOR, f"$KV.{subjects.BATCHES_BUCKET}.batch_1"),
+    (BusRole.PREDICTOR, f"$O.{subjects.OBJECTS_BUCKET}.C.file"),
+    (BusRole.PROFILER, f"$KV.{subjects.LATENCY_MODELS_BUCKET}.key"),
+    (BusRole.PROFILER, f"$KV.{subjects.FILES_BUCKET}.file-1"),
+    (BusRole.OFFLINE_QUEUE, f"$KV.{subjects.API_KEYS_BUCKET}.alice"),
+    (BusRole.OPERATOR, f"$JS.API.DIRECT.GET.OBJ_{subjects.OBJECTS_BUCKET}.a"),
+    (BusRole.OPERATOR, f"$KV.{subjects.BATCHES_BUCKET}.batch_1"),
+    *((role, f"$JS.API.STREAM.DELETE.KV_{subjects.API_KEYS_BUCKET}") for role in BusRole),
+    *((role, "$SYS.REQ.SERVER.PING") for role in BusRole),
+]
+UNHEARD = [
+    (BusRole.EXECUTOR, f"{subjects.PREFIX}.gateway.*.tokens"),  # the answers of all users
+    (BusRole.PREDICTOR, subjects.inbox("*")),  # their prompts
+    (BusRole.PROFILER, subjects.plan("*")),
+    (BusRole.OPERATOR, subjects.ALL_REQUESTS),
+    *((role, f"{subjects.PREFIX}.>") for role in BusRole),
+    *((role, "_INBOX.>") for role in BusRole),
+    *((role, f"$KV.{subjects.API_KEYS_BUCKET}.>") for role in BusRole),
+]
+
+
+@pytest.mark.parametrize("role", BusRole)
+async def test_no_role_may_do_what_is_anothers(secured: SecuredServer, role: BusRole) -> None:
+    sent = [subject for each, subject in FORBIDDEN if each is role]
+    heard = [subject for each, subject in UNHEARD if each is role]
+    heard += [f"{inbox_prefix(other)}.>" for other in BusRole if other is not role]
+    said = await refusals(secured, role, sent, heard)
+    assert [subject for subject in sent if not any(f'publish to "{subject}"' in each.lower() or subject.lower() in each.lower() for each in said)] == []
+    assert len(said) == len(sent) + len(heard), said
+
+
+@pytest.mark.parametrize("role", BusRole)
+async def test_a_role_may_do_all_that_its_permissions_say(secured: SecuredServer, role: BusRole) -> None:
+    """They are subjects that the server understands, too."""
+    may = permissions_of(role)
+    assert await refusals(secured, role, may.publish, may.subscribe) == []
+
+
+async def test_who_shows_nothing_is_not_let_in(secured: SecuredServer, tmp_path: Path) -> None:
+    for address, why in (
+        (BusAddress(secured.url, ca=str(secured.folder.ca)), "does not let in stranger, which has no credentials"),
+        (BusAddress(secured.url), "certificate verify failed"),
+        (replace(secured.address(BusRole.GATEWAY), url=secured.url.replace("tls", "nats")), "certificate verify failed"),
+    ):
+        with pytest.raises(BusError, match=why):
+            await Bus.connect(address, "stranger", SOON_S)
+
+
+async def test_anothers_keys_are_not_let_in(secured: SecuredServer, tmp_path: Path) -> None:
+    others = BusFolder(tmp_path / "others")
+    others.ensure(HOSTS)
+    address = replace(others.address(secured.url, BusRole.OPERATOR), ca=str(secured.folder.ca))
+    with pytest.raises(BusError, match=r"does not let in stranger with .*others: check --nats-creds"):
+        await Bus.connect(address, "stranger", SOON_S)
+
+
+async def test_a_server_that_another_has_signed_is_not_trusted(secured: SecuredServer, tmp_path: Path) -> None:
+    others = BusFolder(tmp_path / "others")
+    others.ensure(HOSTS)
+    with pytest.raises(BusError, match="certificate verify failed"):
+        await Bus.connect(replace(secured.address(BusRole.GATEWAY), ca=str(others.ca)), "gateway", SOON_S)
+
+
+async def test_nothing_is_said_to_a_server_without_tls(secured: SecuredServer, tmp_path: Path) -> None:
+    with running_nats(tmp_path / "open") as url:
+        address = replace(secured.address(BusRole.GATEWAY), url=url.replace("nats://", "tls://"))
+        with pytest.raises(BusError, match="does not speak TLS"):
+            await Bus.connect(address, "gateway", SOON_S)
+
+
+async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "gateway.nk").write_text("SUAmost-secret\n")
+    for creds, role, why in (
+        (tmp_path / "gateway.nk", BusRole.GATEWAY, r"gateway\.nk is no NKey seed and no \.creds file"),
+        (tmp_path / "absent.nk", BusRole.GATEWAY, "cannot read the credentials .*absent"),
+        (tmp_path, BusRole.EXECUTOR, r"no executor\.nk or executor\.creds"),
+    ):
+        with pytest.raises(ConfigError, match=why) as raised:
+            await Bus.connect(BusAddress("tls://127.0.0.1:1", str(creds), role=role), "any", SOON_S)
+        assert "most-secret" not in str(raised.value)
+    (tmp_path / "ca.pem").write_text("none")
+    with pytest.raises(ConfigError, match=r"ca\.pem is no PEM file"):
+        await Bus.connect(BusAddress("tls://127.0.0.1:1", ca=str(tmp_path / "ca.pem")), "any", SOON_S)
+
+
+async def test_what_is_not_permitted_fails_in_time_and_is_in_the_log(
+    secured: SecuredServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the product's own calls: no API key comes to be, no batch is changed, no file is read."""
+    monkeypatch.setattr("shared.bus.streams.OPERATION_TIMEOUT_S", SOON_S)
+    gateway = await Bus.connect(secured.address(BusRole.GATEWAY), "gateway")
+    executor = await Bus.connect(secured.address(BusRole.EXECUTOR), "executor-0")
+    operator = await Bus.connect(secured.address(BusRole.OPERATOR), "operator")
+    try:
+        keys = await gateway.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)
+        with pytest.raises(BusError):
+            async with asyncio.timeout(SOON_S):
+                await keys.put("mallory", ApiKeyRecord("mallory", "hash", "hint", 0))
+        with pytest.raises((BusError, TimeoutError)):
+            async with asyncio.timeout(SOON_S):
+                await executor.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+        with pytest.raises((BusError, TimeoutError)):
+            async with asyncio.timeout(SOON_S):
+                await executor.objects()
+        with pytest.raises(NotFoundOnBusError):
+            await (await operator.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)).get("mallory")
+    finally:
+        for bus in (gateway, executor, operator):
+            await bus.close()
+    assert sum("permissions violation" in str(vars(record).get("error", "")).lower() for record in caplog.records) >= 3
+
+
+async def test_who_is_connected_goes_on_while_keys_are_replaced(secured: SecuredServer) -> None:
+    folder = secured.folder
+    old = {role: Credentials.found(folder.path, role).path.read_bytes() for role in BusRole}
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    gateway = await Bus.connect(secured.address(BusRole.GATEWAY), "gateway")
+    executor = await Bus.connect(secured.address(BusRole.EXECUTOR), "executor-0")
+    try:
+        await gateway.subscribe(subjects.tokens("gateway"), str, heard.put)
+        seeds = folder.begin_rotation()
+        secured.reload()
+        folder.use(seeds)
+        folder.finish_rotation()
+        secured.reload()
+        async with asyncio.timeout(20):
+            for bus in (gateway, executor):
+                await bus.wait_reconnected(0, 20)
+                assert bus.reconnects == 1 and bus.is_connected
+            await executor.publish(subjects.tokens("gateway"), "after")
+            assert await heard.get() == "after"
+    finally:
+        await gateway.close()
+        await executor.close()
+    assert old != {role: Credentials.found(folder.path, role).path.read_bytes() for role in BusRole}
+    (folder.path / "old.nk").write_bytes(old[BusRole.GATEWAY])
+    kept = replace(secured.address(BusRole.GATEWAY), creds=str(folder.path / "old.nk"))
+    with pytest.raises(BusError, match="does not let in"):
+        await Bus.connect(kept, "gateway", SOON_S)
+
+
+async def test_a_creds_file_of_natss_own_tools_is_shown_as_it_is(tmp_path: Path) -> None:
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
+    lines = ["-----BEGIN NATS USER JWT-----", "eyJ0.a.b", "------END NATS USER JWT------", ""]
+    lines += ["-----BEGIN USER NKEY SEED-----", seed, "------END USER NKEY SEED------", ""]
+    (tmp_path / "executor.creds").write_text("\n".join(lines))
+    shown = Credentials.found(tmp_path, BusRole.EXECUTOR).show("nonce")
+    assert (shown.jwt, shown.public_key) == ("eyJ0.a.b", nkeys.from_seed(bytearray(seed.encode())).public_key.decode())
+
+
+def test_all_of_it_is_for_this_user_alone(secured: SecuredServer) -> None:
+    folder = secured.folder.path
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [path.name for path in folder.iterdir() if path.stat().st_mode & 0o077] == []
+    if os.geteuid() == 0:  # then another user can be tried
+        read = f"open({str(folder / 'operator.nk')!r}).read()"
+        tried = subprocess.run([sys.executable, "-c", read], user=NOBODY, capture_output=True, text=True, cwd="/")
+        assert tried.returncode != 0 and "Permission" in tried.stderr
+
+
+def test_what_is_there_is_kept_and_what_lacks_is_made(tmp_path: Path) -> None:
+    folder = BusFolder(tmp_path)
+    folder.ensure(HOSTS)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    folder.ensure(HOSTS)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "gateway.nk").unlink()
+    folder.ensure((*HOSTS, "nats.example"))
+    changed = {path.name for path in tmp_path.iterdir() if path.read_bytes() != before[path.name]}
+    assert changed == {"gateway.nk", "server.pem", "server-key.pem", "auth.conf", "accepted.json"}
+    (tmp_path / "executor.nk").write_text("spoilt")
+    with pytest.raises(StackError, match=r"executor\.nk is no NKey seed.*remove it"):
+        folder.ensure(HOSTS)
