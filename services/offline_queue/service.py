@@ -6,6 +6,7 @@ import logging
 from services.offline_queue.attached import Attached, AttachedExecutors
 from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import BatchManager
+from services.offline_queue.copies import StoredCopies
 from services.offline_queue.flex_desk import FlexDesk
 from services.offline_queue.order_details import order_details
 from services.offline_queue.order_memory import OrderMemory
@@ -140,6 +141,7 @@ class OfflineQueueService(Service):
         group.create_task(self._batches.run())
         group.create_task(FileSweep(self._batches.tools, self._batches.is_being_read, self._keep_batches_s).run())
         group.create_task(self._registrations.run())
+        group.create_task(StoredCopies(self._bus).run())
         group.create_task(self._flex.run())
         group.create_task(self._memory.run())
         group.create_task(self._tuning.run())

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from shared.openai.served_model import FROM_MODEL, GENERATION_CONFIGS
 from shared.scheduling.strategy import Strategy
-from shared.settings.setting import LIST, LogLevel, NatsCa, NatsCreds, NatsUrl, choices
+from shared.settings.setting import LIST, LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl, choices
 
 
 class OfflineQueueSettings(msgspec.Struct, frozen=True):
@@ -17,6 +17,7 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     nats: NatsUrl = "nats://127.0.0.1:4222"
     nats_creds: NatsCreds = ""
     nats_ca: NatsCa = ""
+    nats_replicas: NatsReplicas = "auto"
     log_level: LogLevel = "info"
     model_name: Annotated[str, Meta(description="the model's name in the stack")] = "smollm2-135m-instruct"
     served_model_name: Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.settings.setting import LogLevel, NatsCa, NatsCreds, NatsUrl, choices
+from shared.settings.setting import LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl, choices
 
 LATENCY_MODELS = ("auto", "roofline", "bros", "echo")  # what may be wanted
 
@@ -16,6 +16,7 @@ class PredictorSettings(msgspec.Struct, frozen=True):
     nats: NatsUrl = "nats://127.0.0.1:4222"
     nats_creds: NatsCreds = ""
     nats_ca: NatsCa = ""
+    nats_replicas: NatsReplicas = "auto"
     log_level: LogLevel = "info"
     window: Annotated[int, Meta(ge=64, description="samples kept for each profile key")] = 4096
     min_samples: Annotated[int, Meta(ge=2, description="samples before the first fit")] = 24

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from loadgen.errors import SloError
 from loadgen.report.slo import Slo, parse_slos
-from shared.settings.setting import LIST, LogLevel, NatsCa, NatsCreds, NatsUrl
+from shared.settings.setting import LIST, LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl
 
 
 class ProfilerSettings(msgspec.Struct, frozen=True):
@@ -33,6 +33,7 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
     nats: NatsUrl = "nats://127.0.0.1:4222"
     nats_creds: NatsCreds = ""
     nats_ca: NatsCa = ""
+    nats_replicas: NatsReplicas = "auto"
     log_level: LogLevel = "info"
     cache_dir: Annotated[
         str, Meta(description="profiles are kept below it; empty is SLACKWATER_CACHE, else ~/.cache/slackwater")

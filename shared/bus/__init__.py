@@ -34,7 +34,7 @@ class Bus(LiveMessages, Streams):
             try:
                 kv = await self._js.key_value(name)
             except nats.js.errors.BucketNotFoundError:
-                kv = await self._js.create_key_value(KeyValueConfig(bucket=name, ttl=max_age_s))
+                kv = await self._js.create_key_value(KeyValueConfig(bucket=name, ttl=max_age_s, replicas=self.replicas))
             if max_age_s is not None and (await kv.status()).ttl != max_age_s:
                 config = (await self._js.stream_info(f"KV_{name}")).config
                 window_s = min(max_age_s, DUPLICATE_WINDOW_S)
@@ -49,5 +49,5 @@ class Bus(LiveMessages, Streams):
             try:
                 store = await self._js.object_store(name)
             except (nats.js.errors.BucketNotFoundError, nats.js.errors.NotFoundError):
-                store = await self._js.create_object_store(name, config=ObjectStoreConfig(bucket=name))
+                store = await self._js.create_object_store(name, config=ObjectStoreConfig(bucket=name, replicas=self.replicas))
         return Objects(self, store)

@@ -19,17 +19,20 @@ TLS = "tls://"
 class BusAddress(msgspec.Struct, frozen=True):
     """``url``: one server, or several of one cluster with commas between them. ``creds``: a file, or a folder with one for each role; empty for a bus that lets everyone in. ``ca``: a PEM file
     with those who may have signed the server's certificate; empty: that beside the credentials, else the system's.
-    ``role``: what this process is to the bus."""
+    ``role``: what this process is to the bus. ``replicas``: copies of what it makes the bus store; 0 goes by the number
+    of its servers."""
 
     url: str
     creds: str = ""
     ca: str = ""
     role: BusRole | None = None
+    replicas: int = 0
 
     @classmethod
     def of(cls, settings: Any, role: BusRole) -> Self:
         """What a service's settings say."""
-        return cls(settings.nats, settings.nats_creds, settings.nats_ca, role)
+        replicas = 0 if settings.nats_replicas == "auto" else int(settings.nats_replicas)
+        return cls(settings.nats, settings.nats_creds, settings.nats_ca, role, replicas)
 
     @property
     def servers(self) -> list[str]:

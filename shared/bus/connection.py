@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 10.0
 MOST_SUBJECTS = 4000  # bytes of a message's subjects: nats-server ends a connection over a line of 4,096
+SAFE_REPLICAS = 3  # of which one may be lost
 DROPPED_PERIOD_S = 1.0  # of log lines about dropped messages
 
 # Of what a server says before it closes a connection: what another try may have put right.
@@ -86,8 +87,10 @@ CLIENTS: dict[str, type[FencedClient]] = {}  # by the URL's scheme; of any other
 class Connection:
     """One connection of one process. Make it with ``Bus.connect``."""
 
-    def __init__(self, client: FencedClient) -> None:
+    def __init__(self, client: FencedClient, replicas: int = 0) -> None:
+        """``replicas``: as an address has them."""
         self._client = client
+        self._asked_replicas = replicas
         self._js = client.jetstream(timeout=OPERATION_TIMEOUT_S)
         self._reconnected = asyncio.Event()
         self._closed = asyncio.Event()
@@ -104,7 +107,7 @@ class Connection:
         url = address.url
         client = CLIENTS.get(urlsplit(url).scheme, FencedClient)()
         access = _access(client, address)
-        connection, last_error = cls(client), ""
+        connection, last_error = cls(client, address.replicas), ""
 
         async def on_disconnect() -> None:
             if not client.is_closed and not client.is_draining:
@@ -156,6 +159,12 @@ class Connection:
     @property
     def is_connected(self) -> bool:
         return bool(self._client.is_connected)
+
+    @property
+    def replicas(self) -> int:
+        """Copies that what is made on this bus has: as asked, else as the servers of its cluster can keep."""
+        num_servers = len(set(self._client._server_info.get("connect_urls") or ()))
+        return self._asked_replicas or (SAFE_REPLICAS if num_servers >= SAFE_REPLICAS else 1)
 
     async def wait_closed(self) -> None:
         """Return once nothing goes over it any more. nats-py reconnects after all but what a server calls an error of

@@ -133,6 +133,7 @@ ROLES: dict[BusRole, tuple[Permissions, ...]] = {
         _keeps(subjects.REQUESTS_STREAM, subjects.ALL_REQUESTS),
         _keeps(subjects.RESULTS_STREAM, subjects.RESULTS_AND_FAILURES),
         _files(),
+        says(*(f"$JS.API.STREAM.{what}.{stream}" for stream in subjects.STORED for what in ("INFO", "UPDATE"))),
     ),
     BusRole.PREDICTOR: (
         ANSWERS_PINGS,

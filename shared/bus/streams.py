@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -96,6 +96,7 @@ class Streams(Connection):
                 discard=DiscardPolicy.NEW,
                 discard_new_per_subject=True,
                 max_msgs_per_subject=1,
+                num_replicas=self.replicas,
                 allow_direct=True,
             )
             with failing_as(f"stream {name}"):
@@ -104,6 +105,16 @@ class Streams(Connection):
                 except nats.js.errors.BadRequestError as error:
                     if error.err_code != STREAM_DIFFERS:
                         raise
+
+    async def raise_replicas(self, streams: Iterable[str]) -> None:
+        """Those of these streams that have fewer copies than they would be made with now get more; none gets fewer,
+        and one that is not there is none's business. Raises BusError."""
+        for name in streams:
+            with failing_as(f"replicas of {name}"), contextlib.suppress(nats.js.errors.NotFoundError):
+                config = (await self._js.stream_info(name)).config
+                if (config.num_replicas or 1) < self.replicas:
+                    await self._js.update_stream(config.evolve(num_replicas=self.replicas))
+                    logger.info("a stream gets more copies", extra={"stream": name, "replicas": self.replicas})
 
     async def store(self, subject: str, message: object) -> bool:
         """Store durably; True where this call stored it, False where the subject had its message already.

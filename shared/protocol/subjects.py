@@ -29,6 +29,23 @@ LEARNT_BUCKET = "slackwater_learnt"  # LearntBy.key -> Learnt
 # Object bucket: file id -> the bytes of the file.
 OBJECTS_BUCKET = "slackwater_objects"
 
+BUCKETS = (
+    EXECUTORS_BUCKET,
+    LEASES_BUCKET,
+    BATCHES_BUCKET,
+    FILES_BUCKET,
+    LATENCY_MODELS_BUCKET,
+    API_KEYS_BUCKET,
+    REVOKED_API_KEYS_BUCKET,
+    KEY_USAGE_BUCKET,
+    BUDGETS_BUCKET,
+    SLO_PROFILES_BUCKET,
+    RESPONSES_BUCKET,
+    LEARNT_BUCKET,
+)
+# All that is stored, by its name on the server.
+STORED = (REQUESTS_STREAM, RESULTS_STREAM, f"OBJ_{OBJECTS_BUCKET}", *(f"KV_{bucket}" for bucket in BUCKETS))
+
 PING = f"{PREFIX}.ping"  # every process answers with a ServiceStatus
 FLEX = f"{PREFIX}.flex"  # request and reply: gateways send a FlexMessage, the offline-queue answers with a FlexAnswer
 FLEX_DROP = f"{PREFIX}.flex.drop"  # AbortRequests from gateways to the offline-queue: it need not run these

@@ -5,8 +5,8 @@ none. Where a struct takes a setting over from another one, the field names that
 there: ``kv_blocks: Annotated[int, ExecutorSettings]``. A field that is a struct of settings itself is a table of its
 own, by the field's name. ``Meta(extra=choices(...))`` lists the known values, ``extra=LIST`` marks a text that several
 values with commas between them make up, ``extra=SECRET`` one that is not shown, ``extra=BASE`` the one of a table that
-the others have their defaults from. ``NatsUrl``, ``NatsCreds``, ``NatsCa`` and
-``LogLevel`` are settings that several services have.
+the others have their defaults from. ``NatsUrl`` and the like, and ``LogLevel``,
+are settings that several services have.
 """
 
 from collections.abc import Iterable
@@ -43,6 +43,14 @@ NatsCreds = Annotated[
 ]
 NatsCa = Annotated[
     str, Meta(description="PEM file of who signs the server's certificate; empty: ca.pem beside nats_creds, or the system's")
+]
+NatsReplicas = Annotated[
+    str,
+    Meta(
+        description="copies of all that the bus stores, each on a server of its own; auto: 3 where its cluster has so "
+        "many servers, else 1",
+        extra=choices(("auto", "1", "3", "5")),
+    ),
 ]
 LogLevel = Annotated[
     str, Meta(description="debug, info, warning or error", extra=choices(("debug", "info", "warning", "error")))

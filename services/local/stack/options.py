@@ -48,6 +48,7 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     nats: Annotated[str, Meta(description="URL of an existing NATS server with JetStream; empty starts one")] = ""
     nats_creds: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "nats_creds")
     nats_ca: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "nats_ca")
+    nats_replicas: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "nats_replicas")
     log_level: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "log_level")
     strategy: Strategy = Strategy()
     config_file: Path | None = None

@@ -1,0 +1,149 @@
+"""A bus of three servers: what was acknowledged is there when one of them is lost."""
+
+import asyncio
+import contextlib
+import itertools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.local.stack.machine import free_port
+from shared.bus import Bus
+from shared.bus.address import BusAddress
+from shared.errors import BusError
+from shared.protocol import subjects
+from shared.protocol.access.key_usage import KeyUsage
+from tests.conftest import nats_server_binary, wait_for_port
+
+NUM_WRITES = 200
+WITHIN_S = 60.0
+
+
+class Cluster:
+    """Servers by number, each with a store of its own. ``url`` names all of them."""
+
+    def __init__(self, folder: Path, num_servers: int) -> None:
+        self._folder = folder
+        self._ports = [free_port() for _ in range(num_servers)]
+        self._routes = [free_port() for _ in range(num_servers)]
+        self.url = ",".join(f"nats://127.0.0.1:{port}" for port in self._ports)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, number: int) -> None:
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
+        config = self._folder / f"{number}.conf"
+        config.write_text(
+            f'server_name: server-{number}\nlisten: "127.0.0.1:{self._ports[number]}"\n'
+            f'jetstream {{ store_dir: "{self._folder / str(number)}" }}\n'
+            f'cluster {{ name: test, listen: "127.0.0.1:{self._routes[number]}", routes: [{routes}] }}\n'
+        )
+        with (self._folder / f"{number}.log").open("ab") as log:
+            self._processes[number] = subprocess.Popen([nats_server_binary(), "-c", str(config)], stderr=log)
+        wait_for_port(self._ports[number], self._processes[number])
+
+    def kill(self, number: int) -> None:
+        process = self._processes.pop(number)
+        process.kill()
+        process.wait()
+
+    def close(self) -> None:
+        for number in list(self._processes):
+            self.kill(number)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, 3)
+    try:
+        for number in range(3):
+            made.start(number)
+        yield made
+    finally:
+        made.close()
+
+
+async def made_streams(bus: Bus) -> None:
+    """Once the servers have found each other."""
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            with contextlib.suppress(BusError):
+                await bus.ensure_streams()
+                await bus.bucket(subjects.KEY_USAGE_BUCKET, KeyUsage)
+                return
+            await asyncio.sleep(0.2)
+
+
+async def replicas_of(bus: Bus, stream: str) -> int:
+    return int((await bus._js.stream_info(stream)).config.num_replicas or 1)
+
+
+async def leader_of(bus: Bus, stream: str) -> int:
+    """The number of the server that takes what is stored."""
+    info = await bus._client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=5)
+    name = msgspec.json.decode(info.data)["cluster"]["leader"]
+    return int(name.rpartition("-")[2])
+
+
+async def test_nothing_acknowledged_is_lost_with_the_server_that_had_taken_it(cluster: Cluster) -> None:
+    bus = await Bus.connect(BusAddress(cluster.url), "test")
+    try:
+        await made_streams(bus)
+        assert [await replicas_of(bus, each) for each in (subjects.RESULTS_STREAM, f"KV_{subjects.KEY_USAGE_BUCKET}")] == [3, 3]
+        acknowledged: list[str] = []
+        lost = await leader_of(bus, subjects.RESULTS_STREAM)
+        async with asyncio.timeout(WITHIN_S):
+            for number in itertools.count():
+                subject = subjects.result(f"batch_1.{number}")
+                with contextlib.suppress(BusError):
+                    await bus.store(subject, number)
+                    acknowledged.append(subject)
+                if len(acknowledged) == NUM_WRITES // 2 and number < NUM_WRITES:
+                    await asyncio.to_thread(cluster.kill, lost)
+                if len(acknowledged) >= NUM_WRITES:
+                    break
+            stored = [each.subject async for each in bus.read(subjects.RESULTS_STREAM, "slackwater.results.>", int)]
+        assert set(acknowledged) <= set(stored) and len(stored) == len(set(stored))
+        await asyncio.to_thread(cluster.start, lost)
+    finally:
+        await bus.close()
+
+
+async def test_what_one_server_held_gets_copies_and_no_asked_number_is_exceeded(cluster: Cluster) -> None:
+    one = await Bus.connect(BusAddress(cluster.url, replicas=1), "one")
+    bus = await Bus.connect(BusAddress(cluster.url), "test")
+    try:
+        await made_streams(one)
+        await one.store(subjects.result("batch_1.1"), 1)
+        assert await replicas_of(bus, subjects.RESULTS_STREAM) == 1
+        await one.raise_replicas(subjects.STORED)
+        assert await replicas_of(bus, subjects.RESULTS_STREAM) == 1
+        await bus.raise_replicas(subjects.STORED)
+        assert await replicas_of(bus, subjects.RESULTS_STREAM) == await replicas_of(bus, f"KV_{subjects.KEY_USAGE_BUCKET}") == 3
+        await one.raise_replicas(subjects.STORED)
+        assert await replicas_of(bus, subjects.RESULTS_STREAM) == 3
+        assert [each.message async for each in bus.read(subjects.RESULTS_STREAM, "slackwater.results.>", int)] == [1]
+    finally:
+        await one.close()
+        await bus.close()
+
+
+async def test_a_server_of_its_own_keeps_one_copy(nats_url: str) -> None:
+    bus = await Bus.connect(nats_url, "test")
+    try:
+        await bus.ensure_streams()
+        assert (bus.replicas, await replicas_of(bus, subjects.RESULTS_STREAM)) == (1, 1)
+    finally:
+        await bus.close()
+
+
+@pytest.mark.parametrize("text", ["2", "seven", "-1"])
+def test_a_number_of_copies_is_one_that_servers_can_keep(text: str) -> None:
+    from shared.settings.setting import settings_of
+    from services.predictor.settings import PredictorSettings
+
+    (setting,) = [each for each in settings_of(PredictorSettings) if each.name == "nats_replicas"]
+    with pytest.raises(ValueError, match="known: auto, 1, 3, 5"):
+        setting.convert(text, strict=False)
