@@ -76,6 +76,7 @@ async def test_a_host_is_lost_another_is_cut_off_and_clients_see_pauses(tmp_path
         await learn(clients, questions)
         load = [streams.be_client(clients, questions) for _ in range(NUM_STREAMS)]
         load += [batches.be_client(clients, questions, f"batch-{number}") for number in range(NUM_BATCHES)]
+        cluster.history.calm_s = float("inf")
         working = [asyncio.create_task(each) for each in load]
         try:
             await asyncio.sleep(BEFORE_S)
@@ -90,12 +91,14 @@ async def test_a_host_is_lost_another_is_cut_off_and_clients_see_pauses(tmp_path
                 await asyncio.sleep(CUT_S)
                 cluster.mend(HOSTS[2])
                 await cluster.become_ready()
+            cluster.history.calm_s = cluster.now()
             await asyncio.sleep(AFTER_S)
             clients.is_over.set()
             await asyncio.wait_for(asyncio.gather(*working), Limits().stream_s)
         finally:
             for task in working:
                 task.cancel()
+        cluster.history.over_s = cluster.now()
         for stream in cluster.history.streams:
             stream.excuse = excuse(stream, cluster)
         print(json.dumps(told(cluster), indent=2))

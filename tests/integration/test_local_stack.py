@@ -52,7 +52,8 @@ def test_status_names_every_process(sim_stack: LocalStack) -> None:
 
 def test_a_second_stack_on_its_bus_is_refused(sim_stack: LocalStack, tmp_path: Path) -> None:
     """And the first one's batches go on."""
-    second = LocalStack(tmp_path, "--engine", "sim", "--nats", sim_stack.status()["nats"])
+    bus = ("--nats", sim_stack.status()["nats"], "--nats-creds", str(sim_stack.data_dir / "bus"))
+    second = LocalStack(tmp_path, "--engine", "sim", *bus)
     try:
         second.spawn()
         assert second.supervisor.wait(60) == 1
