@@ -161,10 +161,14 @@ class Connection:
         return bool(self._client.is_connected)
 
     @property
+    def num_servers(self) -> int:
+        """That take clients, as the one that it is connected to tells."""
+        return max(1, len(set(self._client._server_info.get("connect_urls") or ())))
+
+    @property
     def replicas(self) -> int:
-        """Copies that what is made on this bus has: as asked, else as the servers of its cluster can keep."""
-        num_servers = len(set(self._client._server_info.get("connect_urls") or ()))
-        return self._asked_replicas or (SAFE_REPLICAS if num_servers >= SAFE_REPLICAS else 1)
+        """Copies that what is made on this bus has: as asked, else as its servers can keep."""
+        return self._asked_replicas or (SAFE_REPLICAS if self.num_servers >= SAFE_REPLICAS else 1)
 
     async def wait_closed(self) -> None:
         """Return once nothing goes over it any more. nats-py reconnects after all but what a server calls an error of

@@ -21,6 +21,7 @@ from nats.js.api import (
     DiscardPolicy,
     RetentionPolicy,
     StreamConfig,
+    StreamInfo,
 )
 
 from shared.bus.connection import FAILURES, OPERATION_TIMEOUT_S, Connection, failing_as
@@ -78,6 +79,7 @@ class StreamSize:
     messages: int
     bytes: int
     consumers: int = 0
+    copies: int = 1
 
 
 class Streams(Connection):
@@ -187,17 +189,15 @@ class Streams(Connection):
         """Nothing where there is no such stream. Raises BusError."""
         with failing_as(f"size of {stream}"):
             try:
-                state = (await self._js.stream_info(stream)).state
+                return _size(await self._js.stream_info(stream))
             except nats.js.errors.NotFoundError:
                 return StreamSize(0, 0)
-        return StreamSize(state.messages, state.bytes, state.consumer_count)
 
     async def sizes(self) -> dict[str, StreamSize]:
         """Of all streams, buckets among them, by their names on the server. Raises BusError."""
         with failing_as("sizes of streams"):
             infos = await self._js.streams_info()
-        states = {info.config.name or "": info.state for info in infos}
-        return {name: StreamSize(each.messages, each.bytes, each.consumer_count) for name, each in states.items()}
+        return {info.config.name or "": _size(info) for info in infos}
 
     async def subjects(self, stream: str, subject: str) -> set[str]:
         """Every matching subject that holds a message now; none where there is no such stream. Raises BusError."""
@@ -298,6 +298,11 @@ class Streams(Connection):
         finally:
             with contextlib.suppress(*FAILURES):
                 await incoming.unsubscribe()
+
+
+def _size(info: StreamInfo) -> StreamSize:
+    state = info.state
+    return StreamSize(state.messages, state.bytes, state.consumer_count, info.config.num_replicas or 1)
 
 
 def _stored(raw: Raw, message_type: type[T], instead: Callable[[str], T] | None) -> Stored[T] | None:

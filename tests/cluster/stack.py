@@ -124,8 +124,7 @@ class ThreeHosts:
         """Of each stream that the bus keeps."""
         bus = await Bus.connect(self.address(BusRole.OPERATOR), "test")
         try:
-            infos = await bus._js.streams_info()
-            return {info.config.name or "": info.config.num_replicas or 1 for info in infos}
+            return {name: size.copies for name, size in (await bus.sizes()).items()}
         finally:
             await bus.close()
 

@@ -13,6 +13,7 @@ from services.gateway.settings import GatewaySettings
 from services.local.command_group import FAILURE
 from services.local.commands.parameters import ConfigOption, JsonOption, show
 from services.local.doctor import machine_checks, stack_checks
+from services.local.doctor.bus_checks import bus_checks
 from services.local.doctor.check import Check, State, failed, ok
 from services.local.stack.catalogue import STACK_SETTINGS, all_values, gateway_access, read_config, stack_options
 from services.local.stack.gpu_pinning import VISIBLE, device_shares
@@ -65,7 +66,7 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
         machine_checks.triton_check(bool(there)),
         machine_checks.vllm_check(options.engine, bool(there)),
         machine_checks.nixl_check(options.engine, options.strict),
-        stack_checks.nats_check(options),
+        *(bus_checks(options) if options.nats else [stack_checks.nats_check()]),
         stack_checks.port_check(options.host, options.port),
         stack_checks.data_dir_check(options.data_dir),
         stack_checks.cache_check(),

@@ -12,7 +12,7 @@ from services.executor.prepare_model import default_cache_dir, find_prepared, re
 from services.gateway.settings import GatewaySettings, are_keys_required, given_key
 from services.local.doctor.check import Check, failed, ok, warning
 from services.local.stack.catalogue import SERVICES, STACK_NAMES
-from services.local.stack.data_dir import DataDir, bus_at
+from services.local.stack.data_dir import DataDir
 from services.local.stack.keys import open_keys
 from services.local.stack.machine import require_free
 from services.local.stack.options import StackOptions
@@ -43,14 +43,8 @@ def environment_check(environ: Mapping[str, str]) -> Check:
     return ok("environment", ", ".join(given) or "no SLACKWATER_ variable")
 
 
-def nats_check(options: StackOptions) -> Check:
-    """The server that answers at the URL and lets the operator in, or the binary that a stack starts."""
-    if options.nats:
-        try:
-            asyncio.run(_reach(BusAddress.of(options, BusRole.OPERATOR)))
-        except StackError as error:
-            return failed("nats", str(error), f"start it, or correct --nats {options.nats} and --nats-creds")
-        return ok("nats", f"{options.nats} answers")
+def nats_check() -> Check:
+    """The binary that a stack starts."""
     try:
         asked = subprocess.run(
             [nats_binary(), "--version"], capture_output=True, text=True, timeout=NATS_VERSION_S, check=True
@@ -128,11 +122,6 @@ def weights_bytes(options: StackOptions) -> int:
     except (ModelError, ImportError):
         return 0
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
-
-
-async def _reach(address: BusAddress) -> None:
-    async with bus_at(address, "doctor"):
-        pass
 
 
 async def _look_for_keys(options: StackOptions, given_hash: str | None) -> tuple[int, bool]:

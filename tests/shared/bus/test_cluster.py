@@ -77,7 +77,7 @@ async def made_streams(bus: Bus) -> None:
 
 
 async def replicas_of(bus: Bus, stream: str) -> int:
-    return int((await bus._js.stream_info(stream)).config.num_replicas or 1)
+    return (await bus.size(stream)).copies
 
 
 async def leader_of(bus: Bus, stream: str) -> int:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from services.executor.prepare_model import DEFAULT_MODEL, MANIFEST, find_prepared
 from services.local.cli import app
 from services.local.doctor import machine_checks, stack_checks
+from services.local.doctor.bus_checks import bus_checks
 from services.local.doctor.check import State
 from services.local.stack.data_dir import DataDir, StackFile
 from services.local.stack.machine import free_port
@@ -168,10 +169,13 @@ def test_variables_that_are_no_settings_are_named() -> None:
 
 
 def test_a_given_bus_must_answer(nats_url: str) -> None:
-    assert stack_checks.nats_check(StackOptions(nats=nats_url)).state is OK
-    silent = stack_checks.nats_check(StackOptions(nats=f"nats://127.0.0.1:{free_port()}"))
+    found = {check.name: check for check in bus_checks(StackOptions(nats=nats_url))}
+    assert {check.state for check in found.values()} == {OK}
+    assert found["nats"].found == f"{nats_url} answers: 1 server with JetStream"
+    assert found["bus-services"].found == "none answers yet"
+    (silent,) = bus_checks(StackOptions(nats=f"nats://127.0.0.1:{free_port()}"))
     assert silent.state is FAILED and "does not answer" in silent.found
-    assert stack_checks.nats_check(StackOptions()).found.startswith("nats-server: v")
+    assert stack_checks.nats_check().found.startswith("nats-server: v")
 
 
 def test_a_running_stacks_directory_is_taken(tmp_path: Path) -> None:
