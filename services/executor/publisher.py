@@ -1,5 +1,6 @@
 """What an executor says: steps, tokens, latency samples; and results of offline requests."""
 
+from services.executor.request_spans import RequestSpans
 from services.executor.results import ResultStore
 from shared.bus import Bus
 from shared.latency.features import BatchFeatures
@@ -19,10 +20,11 @@ class StepPublisher:
     """While the bus is away, messages wait in its buffer; beyond it they are dropped and the log says so: steps go
     on, and the next step message carries the whole truth again."""
 
-    def __init__(self, bus: Bus, info: ExecutorInfo, results: ResultStore) -> None:
+    def __init__(self, bus: Bus, info: ExecutorInfo, results: ResultStore, spans: RequestSpans) -> None:
         self._bus = bus
         self._info = info
         self._results = results
+        self._spans = spans
 
     def remember(self, ended: Ended) -> None:
         """Have stored what came of a batch's request that was not aborted; of others their gateway has every token."""
@@ -51,6 +53,7 @@ class StepPublisher:
     async def tokens(self, step: int, outputs: list[AddressedOutput]) -> None:
         """One message per gateway; offline requests have none. Outputs with scores or embeddings have messages of their
         own: together they may be more than a message holds."""
+        self._spans.tokens(step, outputs)
         by_gateway: dict[str, list[TokenOutput]] = {}
         for gateway_id, output in outputs:
             if gateway_id and (output.prompt_scores or output.embedding):
@@ -69,4 +72,5 @@ class StepPublisher:
 
     async def step_started(self, message: StepStarted) -> None:
         """Q_send."""
+        self._spans.step_started(message)
         await self._bus.publish_or_drop(subjects.step(self._info.executor_id), message)

@@ -17,6 +17,7 @@ from services.executor.handover.link import KVLink
 from services.executor.handover.links import kv_link_of
 from services.executor.handover.pool import PoolMember
 from services.executor.publisher import StepPublisher
+from services.executor.request_spans import RequestSpans
 from services.executor.results import ResultStore
 from services.executor.settings import ExecutorSettings
 from services.executor.size_chooser import SizeChooser
@@ -27,6 +28,7 @@ from shared.clock import Clock, waited_s
 from shared.errors import BusError, ConfigError, EngineLostError, LeaseHeldError, LeaseLostError
 from shared.latency.model import LatencyModel
 from shared.process.service import Details, Service
+from shared.process.tracing import Tracing
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.handover import SetRole
@@ -83,7 +85,9 @@ class ExecutorService(Service):
         )
         self._tuning = Tuning(bus, on_change=self._on_tuning)
         self._chooser = SizeChooser(settings)
-        self._publisher = publisher = StepPublisher(bus, self.info, self._results)
+        self._tracing = Tracing(settings.trace_endpoint, "executor", self.name)
+        self._spans = RequestSpans(self._tracing, self.name, clock)
+        self._publisher = publisher = StepPublisher(bus, self.info, self._results, self._spans)
         planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
         self._loop = StepLoop(
             self._replica,
@@ -182,6 +186,7 @@ class ExecutorService(Service):
             logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
         await self._pool.close()
         self._loop.close()
+        await asyncio.to_thread(self._tracing.close)
 
     def health(self) -> str:
         return self._loop.watchdog.report or "ok"
@@ -222,6 +227,7 @@ class ExecutorService(Service):
             self._loop.abort(message.request_ids)
             return
         self._gateway_ids[message.gateway_id] = None
+        self._spans.came(message)
         try:
             self._loop.submit(message)
         except Exception as error:
@@ -231,8 +237,10 @@ class ExecutorService(Service):
 
     async def _on_plan(self, plan: StepPlan) -> None:
         if plan.epoch == self.info.epoch:
-            takes_more = not (self._draining or self._results.is_full)
-            self._loop.take_plan(plan if takes_more else replace(plan, admitted=[]))
+            plan = replace(plan, admitted=[]) if self._draining or self._results.is_full else plan
+            for request in plan.admitted:
+                self._spans.came(request)
+            self._loop.take_plan(plan)
 
     async def _on_cache(self, _: object) -> CacheChanges:
         return self._replica.pool.cache_snapshot()

@@ -10,7 +10,7 @@ from shared.latency.devices import DEVICES
 from shared.scheduling.placement.role import Role
 from shared.scheduling.step_sizes import StepSizes
 from shared.scheduling.strategy import Strategy
-from shared.settings.setting import LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl, choices
+from shared.settings.setting import LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl, TraceEndpoint, choices
 
 DEFAULT_BLOCK_SIZE = 16  # tokens, but for vllm
 ENGINES = ("torch", "vllm", "sim")
@@ -28,6 +28,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     nats_ca: NatsCa = ""
     nats_replicas: NatsReplicas = "auto"
     log_level: LogLevel = "info"
+    trace_endpoint: TraceEndpoint = ""
     executor_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]+$", description="unique among executors")] = "executor-0"
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
     engine: Annotated[str, Meta(description="torch, vllm or sim", extra=choices(ENGINES))] = "torch"

@@ -80,6 +80,7 @@ class GatewayService(Service):
 
     async def stop(self) -> None:
         self._context.telemetry.close()
+        await asyncio.to_thread(self._context.tracing.close)
 
     def health(self) -> str:
         return self._context.not_ready_because() or "ok"

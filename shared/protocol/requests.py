@@ -21,6 +21,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults
     client_id: str = ""  # whom fairness counts it for; empty for offline requests
     client_weight: Weight = 1.0  # under vtc, against 1 of other clients
     http_request_id: str = ""  # its x-request-id, for the log; clients choose it, so it need not be unique
+    traceparent: str = ""  # W3C trace context of the span that it is generated in; empty where it is not traced
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):

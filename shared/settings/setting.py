@@ -52,6 +52,10 @@ NatsReplicas = Annotated[
         extra=choices(("auto", "1", "3", "5")),
     ),
 ]
+TraceEndpoint = Annotated[
+    str,
+    Meta(description="OTLP collector that spans go to, as http://localhost:4318/v1/traces; empty: none are made"),
+]
 LogLevel = Annotated[
     str, Meta(description="debug, info, warning or error", extra=choices(("debug", "info", "warning", "error")))
 ]

@@ -80,7 +80,7 @@ def create_app(context: Context) -> ASGIApp:
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
-    return Answers(app, context.http_metrics)
+    return Answers(app, context.http_metrics, context.tracing, context.clock)
 
 
 def make_routes(keys_required: bool) -> DescribedApp:

@@ -26,6 +26,7 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.openai.served_model import ServedModel, defaults_of
 from shared.process.telemetry import Telemetry
+from shared.process.tracing import Tracing
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
 from shared.protocol.responses import StoredResponse
@@ -80,8 +81,9 @@ class Context:
         vllm = VllmRequests(self.telemetry.registry, name, max_model_len)
         self.telemetry.registry.register(VllmEngines(registry, vllm))
         online, flex = (GenerationMetrics(meter, vllm, self.http_metrics.keys, kind) for kind in KINDS)
-        self.tracker = OnlineTracker(bus, self.router, gateway_id, clock, online)
-        self.flex = FlexTracker(bus, registry, f"{gateway_id}-flex", clock, flex)
+        self.tracing = Tracing(settings.trace_endpoint, "gateway", gateway_id, settings.trace_share)
+        self.tracker = OnlineTracker(bus, self.router, gateway_id, clock, online, self.tracing)
+        self.flex = FlexTracker(bus, registry, f"{gateway_id}-flex", clock, flex, self.tracing)
         waits = self.tracker.room, lambda: self.tracker.num_live, self.router.wait_s
         self.admission = Admission(bus, clock, settings, *waits, settings.ttft_bound_s)
         self.keys = ApiKeys(bus, settings, clock)

@@ -16,7 +16,7 @@ from services.gateway.access.api_keys import Caller
 from services.gateway.access.rate_limits import Reservation
 from services.gateway.access.spending import Account
 from services.gateway.api.context import context_of
-from services.gateway.http.answers import request_id_of
+from services.gateway.http.answers import request_id_of, span_of
 from services.gateway.http.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, error_response
 from services.gateway.http.event_source import EventSource, unless_gone
 from services.gateway.http.operation import JsonResponse
@@ -196,7 +196,7 @@ def sender_of(request: Request, user: str | None) -> Sender:
     key = caller_of(request).key
     client_id = client_id_of(key, request.headers.get("authorization"), user)
     weight, name = (1.0, "") if key is None else (key.weight, key.name)
-    return Sender(client_id, weight, request_id_of(request), name)
+    return Sender(client_id, weight, request_id_of(request), name, span_of(request))
 
 
 def client_id_of(key: ApiKeyRecord | None, authorization: str | None, user: str | None) -> str:

@@ -13,10 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.http.tally import HttpTally, KeyTally
 from services.gateway.metrics.tables import HTTP_REQUESTS, REFUSED
 from shared.clock import Clock
+from shared.process.tracing import NO_SPAN, Attributes, Span, Tracing
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = b"x-request-id"
+TRACEPARENT_HEADER = b"traceparent"  # W3C's
 UNAUTHORIZED = 401
 WATCHING = (
     "/health",
@@ -64,6 +66,8 @@ class Answers:
 
     app: ASGIApp
     metrics: HttpMetrics
+    tracing: Tracing
+    clock: Clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,6 +75,7 @@ class Answers:
             return
         request_id = _request_id(scope["headers"])
         scope["state"]["request_id"] = request_id.decode()
+        span = scope["state"]["span"] = self._begin_span(scope)
 
         async def tagged(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -78,13 +83,33 @@ class Answers:
                 self._answered(scope, message["status"])
             await send(message)
 
-        await self.app(scope, receive, tagged)
+        try:
+            await self.app(scope, receive, tagged)
+        finally:
+            span.end(self.clock.unix_s())
+
+    def _begin_span(self, scope: Scope) -> Span:
+        """Until the last byte of the answer. Nobody asks what is only watched."""
+        path = scope["path"]
+        if not self.tracing.is_on or path == "/" or path.startswith(WATCHING):
+            return NO_SPAN
+        parent = next((value for name, value in scope["headers"] if name == TRACEPARENT_HEADER), b"")
+        about: Attributes = {
+            "http.request.method": scope["method"],
+            "url.path": path,
+            "slackwater.http_request_id": scope["state"]["request_id"],
+        }
+        at_s = self.clock.unix_s()
+        return self.tracing.begin(scope["method"], at_s, parent.decode("latin-1"), about, is_served=True)
 
     def _answered(self, scope: Scope, status: int) -> None:
         route = getattr(scope.get("route"), "path", "unknown")
         refused = scope["state"].get("refused")
         self.metrics.answered(scope["method"], route, status, refused, scope["state"].get("key_name", ""))
         about = {"http_request_id": scope["state"]["request_id"], "method": scope["method"], "path": scope["path"]}
+        span: Span = scope["state"]["span"]
+        span.say({"http.response.status_code": status, "http.route": route}, f"{scope['method']} {route}")
+        about |= {"trace_id": span.trace_id} if span.trace_id else {}
         level = logging.INFO if status >= 400 and status != UNAUTHORIZED else logging.DEBUG
         logger.log(level, "answered", extra={**about, "status": status, "refused": refused})
 
@@ -93,6 +118,12 @@ def request_id_of(request: Request) -> str:
     """The id that its answer carries."""
     request_id: str = request.state.request_id
     return request_id
+
+
+def span_of(request: Request) -> Span:
+    """Of the HTTP request; none where it is not traced."""
+    span: Span = request.state.span
+    return span
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

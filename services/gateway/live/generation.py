@@ -9,6 +9,7 @@ import msgspec
 
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from shared.openai.completions.requests import CompletionRequest
+from shared.process.tracing import NO_SPAN, Span
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs, TokenOutput
@@ -27,6 +28,7 @@ class Sender:
     client_weight: float = 1.0
     http_request_id: str = ""
     key_name: str = ""  # of a known key; it stays here
+    span: Span = NO_SPAN  # of the HTTP request; it stays here, too
 
 
 @dataclass(eq=False)
@@ -49,6 +51,7 @@ class Generation:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str = ""
+    span: Span = NO_SPAN  # from its arrival to its end
     place: tuple[str, str] | None = None  # the executor and its epoch, where they are known
     left: dict[tuple[str, str], None] = field(default_factory=dict)  # places that it has moved from, of this attempt
     is_lost: bool = False  # it waits to be sent again; the place is where it was
@@ -120,6 +123,7 @@ class Generation:
             client_id=client_id,
             client_weight=self.sender.client_weight if client_id else 1.0,
             http_request_id=self.sender.http_request_id,
+            traceparent=self.span.traceparent,
         )
 
     def lost(self, now_s: float) -> None:

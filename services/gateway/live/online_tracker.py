@@ -8,6 +8,7 @@ from services.gateway.live.router import Router
 from services.gateway.live.tracker import Tracker
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.process.tracing import NO_TRACING, Tracing
 from shared.protocol import subjects
 from shared.protocol.requests import AbortRequests, HeldRequests
 from shared.protocol.sampling import FinishReason
@@ -21,8 +22,16 @@ class OnlineTracker(Tracker[OnlineGeneration]):
 
     generation_type = OnlineGeneration
 
-    def __init__(self, bus: Bus, router: Router, gateway_id: str, clock: Clock, metrics: GenerationMetrics) -> None:
-        super().__init__(bus, router.registry, gateway_id, clock, metrics)
+    def __init__(
+        self,
+        bus: Bus,
+        router: Router,
+        gateway_id: str,
+        clock: Clock,
+        metrics: GenerationMetrics,
+        tracing: Tracing = NO_TRACING,
+    ) -> None:
+        super().__init__(bus, router.registry, gateway_id, clock, metrics, tracing)
         self._router = router
         self._reporter = OnlineReporter(bus, gateway_id, clock)
         self.room = WaitingRoom()
@@ -38,7 +47,12 @@ class OnlineTracker(Tracker[OnlineGeneration]):
 
     async def _send(self, generation: OnlineGeneration, wait_s: float) -> None:
         token_ids = generation.request.prompt_token_ids + generation.output_token_ids
-        route = await self._router.route_within(token_ids, wait_s, generation.sampling.prompt_logprobs)
+        routing = self._tracing.begin("route", self._clock.unix_s(), generation.span.traceparent)
+        try:
+            route = await self._router.route_within(token_ids, wait_s, generation.sampling.prompt_logprobs)
+            routing.say({"slackwater.executor_id": route.target.executor_id})
+        finally:
+            routing.end(self._clock.unix_s())
         if generation.finish_reason is not None:  # its client left meanwhile
             route.end()
             return

@@ -14,7 +14,8 @@ from shared.bus import Bus, Subscription
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import NoExecutorError, SlackwaterError
-from shared.openai.completions.requests import CompletionRequest
+from shared.openai.completions.requests import CHAT, CompletionRequest
+from shared.process.tracing import NO_SPAN, NO_TRACING, Attributes, Span, Tracing
 from shared.protocol import subjects
 from shared.protocol.handover import Taken
 from shared.protocol.requests import AbortRequests, HeldRequests
@@ -36,7 +37,13 @@ class Tracker(ABC, Generic[G]):
     generation_type: type[G]
 
     def __init__(
-        self, bus: Bus, registry: ExecutorRegistry, gateway_id: str, clock: Clock, metrics: GenerationMetrics
+        self,
+        bus: Bus,
+        registry: ExecutorRegistry,
+        gateway_id: str,
+        clock: Clock,
+        metrics: GenerationMetrics,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         """``gateway_id``: where executors send the tokens of this kind."""
         self._bus = bus
@@ -44,6 +51,7 @@ class Tracker(ABC, Generic[G]):
         self._gateway_id = gateway_id
         self._clock = clock
         self._metrics = metrics
+        self._tracing = tracing
         self._live: dict[str, G] = {}  # wire id -> request
         self._to_resume: asyncio.Queue[G] = asyncio.Queue()  # each live request at most once
         self._suspects: asyncio.Queue[G] = asyncio.Queue()  # so are these
@@ -81,17 +89,34 @@ class Tracker(ABC, Generic[G]):
         """It waits or runs from here on. The caller must ``close`` it; ``reservation`` is settled here. Raises Refusal,
         NoExecutorError and BusError."""
         now_s = self._clock.monotonic_s()
-        generation = self.generation_type(uuid.uuid4().hex, request, sender, self._clock.unix_s(), now_s, reservation)
+        arrival_s = self._clock.unix_s()
+        generation = self.generation_type(uuid.uuid4().hex, request, sender, arrival_s, now_s, reservation)
+        generation.span = self._begin_span(generation)
         try:
             await self._start(generation)
         except BaseException:
             self._forget(generation)
             generation.end(FinishReason.ERROR)
+            self._end_span(generation)
             await self._drop(generation)
             raise
         self._metrics.prompt_tokens.add(len(request.prompt_token_ids))
         logger.debug("request sent", extra=generation.log_ids)
         return generation
+
+    def _begin_span(self, generation: G) -> Span:
+        """From its arrival to its end, with the names that OpenTelemetry has for generation."""
+        parent, request = generation.sender.span.traceparent, generation.request
+        if not parent:
+            return NO_SPAN
+        about: Attributes = {
+            "gen_ai.operation.name": "chat" if request.endpoint == CHAT else "text_completion",
+            "gen_ai.request.model": request.model,
+            "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
+            "slackwater.request_id": generation.request_id,
+            "slackwater.kind": generation.kind.name.lower(),
+        }
+        return self._tracing.begin("generate", generation.arrival_s, parent, about)
 
     async def close(self, generation: Generation) -> None:
         """The client has its answer or went away; what still waits or runs for it does no more."""
@@ -137,14 +162,27 @@ class Tracker(ABC, Generic[G]):
     def _end(self, generation: G, finish_reason: FinishReason, why: str = "") -> None:
         self._forget(generation)
         generation.end(finish_reason, why)
+        self._end_span(generation)
         self._metrics.finished(generation, finish_reason)
 
+    def _end_span(self, generation: Generation) -> None:
+        assert generation.finish_reason is not None
+        about: Attributes = {
+            "gen_ai.usage.output_tokens": len(generation.output_token_ids),
+            "slackwater.cached_tokens": generation.num_cached_tokens,
+            "slackwater.finish_reason": str(generation.finish_reason.value),
+        }
+        generation.span.say(about)
+        generation.span.end(self._clock.unix_s(), generation.error)
+
     def _lose(self, generation: G) -> None:
+        generation.span.event("lost", self._clock.unix_s(), **_where(generation.place))
         generation.lost(self._clock.monotonic_s())
         (self._suspects if generation.is_suspect else self._to_resume).put_nowait(generation)
 
     def _move(self, generation: G, giver: tuple[str, str], place: tuple[str, str]) -> None:
         """To another executor, with its KV: its stream goes on."""
+        generation.span.event("handed over", self._clock.unix_s(), **_where(place))
         generation.move(giver, place)
 
     async def _on_held(self, held: HeldRequests) -> AbortRequests:
@@ -211,6 +249,8 @@ class Tracker(ABC, Generic[G]):
             logger.debug("request has moved", extra=generation.log_ids | {"taker": place[0]})
             self._move(generation, generation.place, place)  # the news may be lost: who has it is not to be stopped
         if output.token_ids:
+            if generation.first_token_s is None:
+                generation.span.event("first token", self._clock.unix_s(), **_where(place))
             self._progress(generation, len(output.token_ids), now_s)
             generation.had_tokens(now_s)
         generation.take(output)
@@ -258,3 +298,7 @@ class Tracker(ABC, Generic[G]):
             logger.warning("request resumed", extra={**generation.log_ids, "num_tokens": num_tokens})
         else:  # its client left while it was sent, or nobody takes it
             await self._drop(generation)
+
+
+def _where(place: tuple[str, str] | None) -> dict[str, str]:
+    return {} if place is None else {"slackwater.executor_id": place[0]}

@@ -49,6 +49,7 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     nats_creds: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "nats_creds")
     nats_ca: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "nats_ca")
     nats_replicas: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "nats_replicas")
+    trace_endpoint: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "trace_endpoint")
     log_level: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "log_level")
     strategy: Strategy = Strategy()
     config_file: Path | None = None
