@@ -164,12 +164,12 @@ ROLES: dict[BusRole, tuple[Permissions, ...]] = {
         reads(subjects.BUDGETS_BUCKET, subjects.LATENCY_MODELS_BUCKET),
     ),
     BusRole.OPERATOR: (
-        hears(subjects.HEARTBEATS, subjects.ONLINE_SERVED),
+        hears(subjects.HEARTBEATS, subjects.ONLINE_SERVED, subjects.LATENCY_SAMPLES),
         says(subjects.PING, subjects.SLO_STATUS, subjects.PROFILE, subjects.PREDICT),
         says(subjects.drain(ANY), subjects.role(ANY)),
         says("$JS.API.INFO", "$JS.API.STREAM.LIST", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.*"),
         writes(subjects.API_KEYS_BUCKET, subjects.REVOKED_API_KEYS_BUCKET, subjects.KEY_USAGE_BUCKET),
-        reads(subjects.EXECUTORS_BUCKET, subjects.BATCHES_BUCKET, subjects.BUDGETS_BUCKET),
-        reads(subjects.LATENCY_MODELS_BUCKET, subjects.SLO_PROFILES_BUCKET),
+        writes(subjects.BUDGETS_BUCKET, subjects.SLO_PROFILES_BUCKET),  # slackwater profile --live
+        reads(subjects.EXECUTORS_BUCKET, subjects.BATCHES_BUCKET, subjects.LATENCY_MODELS_BUCKET),
     ),
 }
