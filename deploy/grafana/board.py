@@ -37,8 +37,9 @@ def _mean(series: str) -> str:
     return f"{total} / {count}"
 
 
-def _rate(series: str, selector: str = GATEWAYS) -> str:
-    return f"sum(rate({series}{{{selector}}}[$__rate_interval]))"
+def _rate(series: str, by: str = "") -> str:
+    total = f"sum by ({by}) " if by else "sum"
+    return f"{total}(rate({series}{{{GATEWAYS}}}[$__rate_interval]))"
 
 
 def _of_executors(series: str) -> str:
@@ -194,13 +195,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Answers",
             "reqps",
-            {"{{status}}": f"sum by (status) (rate(slackwater_http_requests_total{{{GATEWAYS}}}[$__rate_interval]))"},
+            {"{{status}}": _rate("slackwater_http_requests_total", by="status")},
             stacked=True,
         ),
         Panel(
             "Refused",
             "reqps",
-            {"{{reason}}": f"sum by (reason) (rate(slackwater_refused_requests_total{{{GATEWAYS}}}[$__rate_interval]))"},
+            {"{{reason}}": _rate("slackwater_refused_requests_total", by="reason")},
             "Valid requests that were not served.",
             stacked=True,
         ),
@@ -214,14 +215,21 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "not handled, executors": _rate_of_executors("slackwater_executor_messages_failed_total"),
             },
         ),
-        Panel("Services that are well", "short", {"{{service}}": "min by (service) (slackwater_service_up)"}, is_state=True),
+        Panel(
+            "Services that are well",
+            "short",
+            {"{{service}}": "min by (service) (slackwater_service_up)"},
+            is_state=True,
+        ),
         Panel(
             "Restarts in an hour",
             "short",
             {"{{service}}": "max by (service) (increase(slackwater_service_restarts_total[1h]))"},
             is_state=True,
         ),
-        Panel("Times that the bus was away", "short", {"{{instance}}": "slackwater_bus_reconnects_total"}, is_state=True),
+        Panel(
+            "Times that the bus was away", "short", {"{{instance}}": "slackwater_bus_reconnects_total"}, is_state=True
+        ),
     ),
 }
 VARIABLES = (
@@ -286,7 +294,10 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 def _options(panel: Panel) -> dict[str, Any]:
     if panel.is_state:
-        return {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "textMode": "value_and_name"}
+        return {
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+            "textMode": "value_and_name",
+        }
     return {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
 
 

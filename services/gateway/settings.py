@@ -11,7 +11,17 @@ from loadgen.report.slo import parse_slos
 from shared.errors import ConfigError
 from shared.openai.served_model import FROM_MODEL, GENERATION_CONFIGS
 from shared.protocol.access.api_keys import ApiKeyRecord, hash_api_key, key_hint
-from shared.settings.setting import LIST, SECRET, LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl, TraceEndpoint, choices
+from shared.settings.setting import (
+    LIST,
+    SECRET,
+    LogLevel,
+    NatsCa,
+    NatsCreds,
+    NatsReplicas,
+    NatsUrl,
+    TraceEndpoint,
+    choices,
+)
 
 MIN_KEY_LENGTH = 32  # of a key that an operator chose
 
@@ -45,7 +55,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "info"
     trace_endpoint: TraceEndpoint = ""
     trace_share: Annotated[
-        float, Meta(description="of the requests that are traced; one with a traceparent is where that says so", ge=0, le=1)
+        float,
+        Meta(description="of the requests that are traced; one with a traceparent is where that says so", ge=0, le=1),
     ] = 1.0
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="TCP port to listen on", ge=1, le=65535)] = 8000

@@ -49,5 +49,7 @@ class Bus(LiveMessages, Streams):
             try:
                 store = await self._js.object_store(name)
             except (nats.js.errors.BucketNotFoundError, nats.js.errors.NotFoundError):
-                store = await self._js.create_object_store(name, config=ObjectStoreConfig(bucket=name, replicas=self.replicas))
+                store = await self._js.create_object_store(
+                    name, config=ObjectStoreConfig(bucket=name, replicas=self.replicas)
+                )
         return Objects(self, store)

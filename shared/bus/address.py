@@ -17,10 +17,11 @@ TLS = "tls://"
 
 
 class BusAddress(msgspec.Struct, frozen=True):
-    """``url``: one server, or several of one cluster with commas between them. ``creds``: a file, or a folder with one for each role; empty for a bus that lets everyone in. ``ca``: a PEM file
-    with those who may have signed the server's certificate; empty: that beside the credentials, else the system's.
-    ``role``: what this process is to the bus. ``replicas``: copies of what it makes the bus store; 0 goes by the number
-    of its servers."""
+    """``url``: one server, or several of one cluster with commas between them. ``creds``: a file, or a folder with one
+    for each role; empty for a bus that lets everyone in. ``ca``: a PEM file with those who may have signed the server's
+    certificate; empty: that beside the credentials, else the system's. ``role``: what this process is to the bus.
+    ``replicas``: copies of what it makes the bus store; 0 goes by the number of its servers.
+    """
 
     url: str
     creds: str = ""

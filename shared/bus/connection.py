@@ -75,7 +75,7 @@ class FencedClient(Client):  # type: ignore[misc]
         return command
 
     async def _process_err(self, err_msg: str) -> None:
-        if self.is_connected and any(words in err_msg.lower() for words in NOT_LET_IN):
+        if self.is_connected and _is_not_let_in(err_msg):
             await self._process_op_err(nats.errors.AuthorizationError())
         else:
             await super()._process_err(err_msg)
@@ -127,7 +127,8 @@ class Connection:
                 connection._count_dropped(error.sub.subject)
             else:  # while it reconnects, each attempt that fails
                 nonlocal last_error
-                last_error = str(error) or repr(error)
+                if not _is_not_let_in(last_error):  # which is often followed by a mere end of the connection
+                    last_error = str(error) or repr(error)
                 level = logging.ERROR if client.is_connected else logging.DEBUG
                 logger.log(level, "bus error", extra={"error": repr(error)})
 
@@ -136,7 +137,7 @@ class Connection:
             try:
                 async with asyncio.timeout_at(deadline):  # nats-py tries without end by itself
                     await client.connect(
-                        address.servers,
+                        url if len(address.servers) == 1 else address.servers,
                         name=name,
                         allow_reconnect=True,
                         max_reconnect_attempts=-1,
@@ -224,10 +225,14 @@ def _access(client: FencedClient, address: BusAddress) -> dict[str, Any]:
 
 def _why_not(address: BusAddress, name: str, error: str) -> str:
     """Nobody could be connected, and what to look at."""
-    if any(words in error.lower() for words in NOT_LET_IN):
+    if _is_not_let_in(error):
         as_whom = f"{name} with {address.creds}" if address.creds else f"{name}, which has no credentials"
         return f"the NATS server at {address.url} does not let in {as_whom}: check --nats-creds"
     return f"no NATS server answers at {address.url} ({error}); start one or check --nats"
+
+
+def _is_not_let_in(error: str) -> bool:
+    return any(words in error.lower() for words in NOT_LET_IN)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Which subjects each role may send to and listen to.
 
-A process is one of these to the bus, whoever runs it. The live subjects of executors and gateways are told apart by what
-they are for, not by whose they are: any executor may speak as one. Replies go to inboxes with random names, of which only
-those of its own role can be listened to.
+A process is one of these to the bus, whoever runs it. The live subjects of executors and gateways are told apart by
+what they are for, not by whose they are: any executor may speak as one. Replies go to inboxes with random names, of
+which only those of its own role can be listened to.
 """
 
 import enum
@@ -103,9 +103,7 @@ def _sum(each: Iterable[Permissions]) -> Permissions:
 ANY = "*"
 INBOXES = says("_INBOX.>")
 ANSWERS_PINGS = hears(subjects.PING) + says(subjects.PING)  # health checks ask as the service that they ask for
-HOLDS_LEASES = (
-    writes(subjects.LEASES_BUCKET) + says(subjects.holder(ANY)) + hears(subjects.holder(ANY))
-)
+HOLDS_LEASES = writes(subjects.LEASES_BUCKET) + says(subjects.holder(ANY)) + hears(subjects.holder(ANY))
 ROLES: dict[BusRole, tuple[Permissions, ...]] = {
     BusRole.GATEWAY: (
         ANSWERS_PINGS,

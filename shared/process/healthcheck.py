@@ -1,7 +1,7 @@
 """``python -m shared.process.healthcheck TARGET``: exit status 0 where a process is well, 1 where it is not.
 
-TARGET is a service's name (``predictor``), asked over the bus at ``SLACKWATER_NATS`` with its credentials, or a URL that
-must answer 2xx.
+TARGET is a service's name (``predictor``), asked over the bus at ``SLACKWATER_NATS`` with its credentials, or a URL
+that must answer 2xx.
 """
 
 import argparse

@@ -114,9 +114,7 @@ async def _serve_until_signalled(address: BusAddress, name: str, make: Callable[
     await serve(address, name, make, stopping)
 
 
-async def serve(
-    address: BusAddress | str, name: str, make: Callable[[Bus], Service], stopping: asyncio.Event
-) -> None:
+async def serve(address: BusAddress | str, name: str, make: Callable[[Bus], Service], stopping: asyncio.Event) -> None:
     """One service's life on a running loop, until ``stopping`` is set. Raises what ends it otherwise."""
     bus = await Bus.connect(address, name)
     try:

@@ -35,14 +35,18 @@ def choices(known: Iterable[str]) -> dict[str, Any]:
 
 
 NatsUrl = Annotated[
-    str, Meta(description="URL of the NATS server: nats://, or tls:// with encryption; of a cluster several, with commas")
+    str,
+    Meta(description="URL of the NATS server: nats://, or tls:// with encryption; of a cluster several, with commas"),
 ]
 NatsCreds = Annotated[
     str,
     Meta(description="NKey seed or .creds file to be let in with, or a folder with one for each role: gateway.nk, ..."),
 ]
 NatsCa = Annotated[
-    str, Meta(description="PEM file of who signs the server's certificate; empty: ca.pem beside nats_creds, or the system's")
+    str,
+    Meta(
+        description="PEM file of who signs the server's certificate; empty: ca.pem beside nats_creds, or the system's"
+    ),
 ]
 NatsReplicas = Annotated[
     str,

@@ -59,7 +59,9 @@ def told(cluster: ThreeHosts) -> dict[str, object]:
         "batches": len(history.batches),
         "lines": sum(len(batch.lines) for batch in history.batches),
         "longest pause of a stream, s": {kind: round(seconds, 2) for kind, seconds in pauses.beside.items()},
-        "events": {f"{each.kind} {each.target}": round((each.until_s or 0.0) - each.at_s, 1) for each in history.events},
+        "events": {
+            f"{each.kind} {each.target}": round((each.until_s or 0.0) - each.at_s, 1) for each in history.events
+        },
     }
 
 

@@ -37,7 +37,11 @@ SETTINGS: dict[str, type[msgspec.Struct]] = {
     "profiler": ProfilerSettings,
     "executor": ExecutorSettings,
 }
-PROCESS_VARIABLES = {"SLACKWATER_CACHE", "SLACKWATER_NATS", "SLACKWATER_NATS_CREDS"}  # read by more than settings: the cache, the health check
+PROCESS_VARIABLES = {
+    "SLACKWATER_CACHE",
+    "SLACKWATER_NATS",
+    "SLACKWATER_NATS_CREDS",
+}  # read by more than settings: the cache, the health check
 BUS_FOLDER = "/etc/slackwater/bus"
 OF_COMPOSE = ("nats", "nats_creds", "host", "allowed_hosts", "model_path")  # other than a machine's own
 WITHOUT_TORCH = ("gateway", "offline-queue", "predictor", "profiler", "loadgen")

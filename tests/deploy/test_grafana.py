@@ -52,7 +52,9 @@ def test_panels_have_ids_of_their_own_and_cover_nothing() -> None:
     taken = set()
     for panel in panels:
         place = panel["gridPos"]
-        cells = set(itertools.product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])))
+        cells = set(
+            itertools.product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"]))
+        )
         assert not cells & taken and max(x for x, _ in cells) < 24
         taken |= cells
 

@@ -1,7 +1,6 @@
 """``slackwater profile --live``: a search by replays on a running stack, whose budget it sets."""
 
 import asyncio
-import json
 import random
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.bus import Bucket, Bus
+from shared.bus.permissions import BusRole
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.slo_profile import SloProfileRecord

@@ -76,7 +76,9 @@ class Collector:
             about = {each.key: each.value.string_value for each in resource.resource.attributes}
             for scope in resource.scope_spans:
                 for span in scope.spans:
-                    attributes = {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+                    attributes = {
+                        each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes
+                    }
                     ids = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
                     times = span.start_time_unix_nano, span.end_time_unix_nano
                     events = [event.name for event in span.events]

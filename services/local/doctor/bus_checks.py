@@ -1,4 +1,4 @@
-"""What ``slackwater doctor --nats URL`` finds of a bus that is there: who is let in, and whether it can lose a server."""
+"""What ``slackwater doctor --nats URL`` finds of a bus that is there: who is let in, and what it can lose."""
 
 import asyncio
 from urllib.parse import urlsplit
@@ -45,7 +45,9 @@ def _access(address: BusAddress) -> list[Check]:
     if not address.is_encrypted:
         local = all(is_loopback(urlsplit(each).hostname or "") for each in address.servers)
         found = f"{address.url} is not encrypted"
-        return [ok("bus-access", f"{found}, and of this machine alone") if local else warning("bus-access", found, remedy)]
+        return [
+            ok("bus-access", f"{found}, and of this machine alone") if local else warning("bus-access", found, remedy)
+        ]
     if not address.creds:
         return [warning("bus-access", "it lets in who shows nothing", remedy)]
     lacking = [role for role in BusRole if not _is_let_in(msgspec.structs.replace(address, role=role))]

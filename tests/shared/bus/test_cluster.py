@@ -87,24 +87,30 @@ async def leader_of(bus: Bus, stream: str) -> int:
     return int(name.rpartition("-")[2])
 
 
+async def store_until(bus: Bus, num_writes: int, numbers: Iterator[int], acknowledged: list[str]) -> None:
+    """Go on until so many are; those that are not known to be stored are left."""
+    while len(acknowledged) < num_writes:
+        subject = subjects.result(f"batch_1.{next(numbers)}")
+        with contextlib.suppress(BusError):
+            await bus.store(subject, subject)
+            acknowledged.append(subject)
+
+
 async def test_nothing_acknowledged_is_lost_with_the_server_that_had_taken_it(cluster: Cluster) -> None:
     bus = await Bus.connect(BusAddress(cluster.url), "test")
     try:
         await made_streams(bus)
-        assert [await replicas_of(bus, each) for each in (subjects.RESULTS_STREAM, f"KV_{subjects.KEY_USAGE_BUCKET}")] == [3, 3]
+        assert [
+            await replicas_of(bus, each) for each in (subjects.RESULTS_STREAM, f"KV_{subjects.KEY_USAGE_BUCKET}")
+        ] == [3, 3]
         acknowledged: list[str] = []
+        numbers = itertools.count()
         lost = await leader_of(bus, subjects.RESULTS_STREAM)
         async with asyncio.timeout(WITHIN_S):
-            for number in itertools.count():
-                subject = subjects.result(f"batch_1.{number}")
-                with contextlib.suppress(BusError):
-                    await bus.store(subject, number)
-                    acknowledged.append(subject)
-                if len(acknowledged) == NUM_WRITES // 2 and number < NUM_WRITES:
-                    await asyncio.to_thread(cluster.kill, lost)
-                if len(acknowledged) >= NUM_WRITES:
-                    break
-            stored = [each.subject async for each in bus.read(subjects.RESULTS_STREAM, "slackwater.results.>", int)]
+            await store_until(bus, NUM_WRITES // 2, numbers, acknowledged)
+            await asyncio.to_thread(cluster.kill, lost)
+            await store_until(bus, NUM_WRITES, numbers, acknowledged)
+            stored = [each.subject async for each in bus.read(subjects.RESULTS_STREAM, "slackwater.results.>", str)]
         assert set(acknowledged) <= set(stored) and len(stored) == len(set(stored))
         await asyncio.to_thread(cluster.start, lost)
     finally:
@@ -121,7 +127,11 @@ async def test_what_one_server_held_gets_copies_and_no_asked_number_is_exceeded(
         await one.raise_replicas(subjects.STORED)
         assert await replicas_of(bus, subjects.RESULTS_STREAM) == 1
         await bus.raise_replicas(subjects.STORED)
-        assert await replicas_of(bus, subjects.RESULTS_STREAM) == await replicas_of(bus, f"KV_{subjects.KEY_USAGE_BUCKET}") == 3
+        assert (
+            await replicas_of(bus, subjects.RESULTS_STREAM)
+            == await replicas_of(bus, f"KV_{subjects.KEY_USAGE_BUCKET}")
+            == 3
+        )
         await one.raise_replicas(subjects.STORED)
         assert await replicas_of(bus, subjects.RESULTS_STREAM) == 3
         assert [each.message async for each in bus.read(subjects.RESULTS_STREAM, "slackwater.results.>", int)] == [1]
@@ -141,8 +151,8 @@ async def test_a_server_of_its_own_keeps_one_copy(nats_url: str) -> None:
 
 @pytest.mark.parametrize("text", ["2", "seven", "-1"])
 def test_a_number_of_copies_is_one_that_servers_can_keep(text: str) -> None:
-    from shared.settings.setting import settings_of
     from services.predictor.settings import PredictorSettings
+    from shared.settings.setting import settings_of
 
     (setting,) = [each for each in settings_of(PredictorSettings) if each.name == "nats_replicas"]
     with pytest.raises(ValueError, match="known: auto, 1, 3, 5"):

@@ -80,8 +80,8 @@ class BusFolder:
         return BusAddress(url, str(self.path), str(self.ca), role)
 
     def server_config(self) -> str:
-        """Lines of nats-server's configuration file."""
-        return tls(self.server_certificate, self.server_key) + f"include {msgspec.json.encode(str(self.auth)).decode()}\n"
+        """Lines of nats-server's configuration file, which is beside this folder."""
+        return f'{tls(self.server_certificate, self.server_key)}include "{self.path.name}/{self.auth.name}"\n'
 
     def _ensure_certificates(self, hosts: Sequence[str]) -> None:
         now = utc_now()

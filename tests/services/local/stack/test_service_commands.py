@@ -15,7 +15,6 @@ from shared.bus.permissions import BusRole
 from shared.errors import StackError
 from shared.scheduling.strategy import Strategy
 
-
 BUS = BusAddress("tls://127.0.0.1:1", "/bus", "/bus/ca.pem", BusRole.OPERATOR)
 
 
