@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 10.0
 MOST_SUBJECTS = 4000  # bytes of a message's subjects: nats-server ends a connection over a line of 4,096
+PING_S = 20  # a server that is silent for three of them is taken for lost;
+CLUSTER_PING_S = 3  # where there is another one to go to, that is worth knowing soon
 SAFE_REPLICAS = 3  # of which one may be lost
 DROPPED_PERIOD_S = 1.0  # of log lines about dropped messages
 
@@ -143,7 +145,7 @@ class Connection:
                         max_reconnect_attempts=-1,
                         reconnect_time_wait=0.2,
                         connect_timeout=2,
-                        ping_interval=20,
+                        ping_interval=PING_S if len(address.servers) == 1 else CLUSTER_PING_S,
                         pending_size=64 * 1024 * 1024,
                         disconnected_cb=on_disconnect,
                         reconnected_cb=on_reconnect,

@@ -59,6 +59,7 @@ class ThreeHosts:
             for host in HOSTS:
                 self._start(host)
             await self.become_ready()
+            self.ended_by_themselves.clear()  # those that came before the servers had found each other
         except BaseException:
             await self._exits.aclose()
             raise
