@@ -113,6 +113,11 @@ class Connection:
     def is_connected(self) -> bool:
         return bool(self._client.is_connected)
 
+    @property
+    def is_closed(self) -> bool:
+        """See ``wait_closed``."""
+        return self._closed.is_set()
+
     async def wait_closed(self) -> None:
         """Return once nothing goes over it any more. nats-py reconnects after all but what a server calls an error of
         the protocol."""
