@@ -1,8 +1,12 @@
 """deploy/helm/slackwater: what Helm makes of each values file is what Kubernetes takes and what the services read."""
 
+import os
 import posixpath
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -366,6 +370,22 @@ def test_the_model_is_prepared_where_it_is_used(volume: str) -> None:
         assert environment(main_container(workload))["SLACKWATER_MODEL_PATH"] == path
         (mount,) = [each for each in main_container(workload)["volumeMounts"] if each["name"] == "model"]
         assert path.startswith(f"{mount['mountPath']}/") and mount["readOnly"]
+
+
+def test_what_prepares_a_model_leaves_a_link_that_others_wait_for(tmp_path: Path, model_folder: Path) -> None:
+    """The containers' commands themselves, with other folders."""
+    objects = render({"model": {"source": str(model_folder)}})
+    waiting, preparing = (
+        next(containers(one(objects, kind, f"slackwater-{name}")))
+        for kind, name in (("Deployment", "gateway"), ("StatefulSet", "executor-mixed"))
+    )
+    for init in (preparing, preparing, waiting):
+        path = tmp_path / posixpath.basename(environment(init)["SLACKWATER_MODEL_PATH"])
+        folders = {"SLACKWATER_MODEL_PATH": str(path), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        search = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        command = [word.replace("/tmp/", f"{tmp_path}/") for word in init["command"]]
+        subprocess.run(command, env=environment(init) | folders | search, check=True, timeout=60)
+        assert path.readlink() == model_folder.resolve()
 
 
 def test_what_the_chart_names_is_there() -> None:

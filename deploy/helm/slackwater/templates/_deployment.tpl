@@ -1,5 +1,5 @@
-{{- /* A service that speaks on the bus alone. root, component, image, values (its own), strategy; settings (more of them);
-       hasModel; claim (of its cache folder). */}}
+{{- /* A service that speaks on the bus alone. root, component, image, values (its own), strategy; settings (more of
+       them); hasModel; claim (of its cache folder). */}}
 {{- define "slackwater.deployment" -}}
 apiVersion: apps/v1
 kind: Deployment
