@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from copy import copy
 from functools import partial
@@ -53,6 +53,7 @@ from shared.watch.tuning import Tuning
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+DRAIN_LOOK_S = 0.05
 RESULTS_DRAIN_S = 5.0
 
 
@@ -109,6 +110,8 @@ class ExecutorService(Service):
         self._gateway_ids: dict[str, None] = {}  # who sent requests
         self._lease = Lease(bus, self.name, clock)
         self._draining = False
+        self._drain_on_stop_s = settings.drain_on_stop_s
+        self._clock = clock
         self._offline_waits = ""  # as it was logged last
         self._is_lost = False
         self._executors: Bucket[ExecutorInfo]
@@ -132,26 +135,40 @@ class ExecutorService(Service):
         await self._register()
 
     async def run(self) -> None:
-        """Steps, heartbeats and results, until cancelled. Raises EngineLostError where no step can be run any more,
-        and LeaseLostError where another process has its id by now."""
+        """Steps, heartbeats and results, until cancelled; what is here may end first, where the settings give it time.
+        Raises EngineLostError where no step can be run any more, and LeaseLostError where another process has its id by
+        now."""
         gateways = gateway_probe(self._bus, self._gateways, self._abandon, self._held, self._loop.abort)
+        loops = (
+            *(self._lease.keep(), self._loop.run(), self._loop.watch(), self._beat(), self._results.run()),
+            *(self._tuning.run(), self._chooser.run(self._register), self._pool.run(), gateways.run()),
+        )
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._lease.keep())
-                group.create_task(self._loop.run())
-                group.create_task(self._loop.watch())
-                group.create_task(self._beat())
-                group.create_task(self._results.run())
-                group.create_task(self._tuning.run())
-                group.create_task(self._chooser.run(self._register))
-                group.create_task(self._pool.run())
-                group.create_task(gateways.run())
+                tasks = [group.create_task(loop) for loop in loops]
+                if self._drain_on_stop_s:
+                    await self._drain_when_cancelled(tasks)
         except BaseExceptionGroup as errors:
             lost = errors.subgroup((EngineLostError, LeaseLostError))
             if lost is None:
                 raise
             self._is_lost = True
             raise lost.exceptions[0] from None
+
+    async def _drain_when_cancelled(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """From then on no requests come, and it returns when those that are here have ended or their time is over; at
+        once where one of the ``tasks`` has failed, or the bus is closed."""
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError:
+            until_s = self._clock.monotonic_s() + self._drain_on_stop_s
+            if not any(map(_has_failed, tasks)):
+                await self._on_drain(SetDraining(True))
+            while self._replica.has_work and self._clock.monotonic_s() < until_s:
+                if self._bus.is_closed or any(map(_has_failed, tasks)):
+                    break
+                await asyncio.sleep(DRAIN_LOOK_S)
+            raise
 
     def _gateways(self) -> Iterable[str]:
         """Those that have sent requests, also where none of theirs is left."""
@@ -331,6 +348,10 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         role=Role(settings.role),
         largest=None if settings.gives_sizes else largest,
     )
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def _check_role(info: ExecutorInfo, role: Role) -> None:

@@ -58,6 +58,10 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
             extra=choices(role.value for role in Role),
         ),
     ] = Role.MIXED.value
+    drain_on_stop_s: Annotated[
+        float,
+        Meta(ge=0, description="in which its requests may end when it is told to stop; what is left goes on elsewhere"),
+    ] = 0.0
     step_timeout_s: Annotated[
         float, Meta(gt=0, description="a step that takes longer, and 20 times its prediction, ends the executor")
     ] = 300.0

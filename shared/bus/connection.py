@@ -173,6 +173,11 @@ class Connection:
         """Copies that what is made on this bus has: as asked, else as its servers can keep."""
         return self._asked_replicas or (SAFE_REPLICAS if self.num_servers >= SAFE_REPLICAS else 1)
 
+    @property
+    def is_closed(self) -> bool:
+        """See ``wait_closed``."""
+        return self._closed.is_set()
+
     async def wait_closed(self) -> None:
         """Return once nothing goes over it any more. nats-py reconnects after all but what a server calls an error of
         the protocol."""

@@ -1,6 +1,7 @@
 """The executor service on a real bus, with the sim engine."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -323,6 +324,58 @@ async def test_requests_of_a_gateway_that_is_gone_stop(bus: Bus, listener: Liste
                 break
     assert [ended.finish_reason for ended in step.ended] == [FinishReason.ABORT]
     assert [state.request_id for state in step.states] == ["kept"]
+
+
+@contextlib.asynccontextmanager
+async def draining_executor(
+    nats_url: str, model_folder: Path, tokenizer: Tokenizer, drain_on_stop_s: float
+) -> AsyncIterator[tuple[Bus, asyncio.Task[None]]]:
+    """Its bus, and its life; it holds the request "a", and is told to stop."""
+    settings = ExecutorSettings(
+        model_path=str(model_folder), engine="sim", sim_time_scale=0.2, kv_blocks=256, drain_on_stop_s=drain_on_stop_s
+    )
+    own_bus = await Bus.connect(nats_url, "executor-0")
+    service = make_service(own_bus, settings, tokenizer)
+    await service.start()
+    running = asyncio.create_task(service.run())
+    await own_bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=200))
+    await until(lambda: service._replica.has_work)
+    running.cancel()
+    yield own_bus, running
+    await asyncio.wait((running,))
+    await service.stop()
+    await own_bus.close()
+
+
+async def test_told_to_stop_it_lets_what_is_there_end(
+    nats_url: str, listener: Listener, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    async with draining_executor(nats_url, model_folder, tokenizer, 60.0) as (_, running):
+        token_ids, reason = await listener.until_end("a")
+        assert (len(token_ids), reason) == (200, FinishReason.LENGTH)
+        async with asyncio.timeout(5):
+            await asyncio.wait((running,))
+        assert running.cancelled()
+    said = [listener.heartbeats.get_nowait() for _ in range(listener.heartbeats.qsize())]
+    assert any(beat.draining and beat.online_running for beat in said)
+
+
+async def test_what_does_not_end_in_time_is_left(
+    nats_url: str, listener: Listener, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    async with draining_executor(nats_url, model_folder, tokenizer, 0.1) as (_, running), asyncio.timeout(5):
+        await asyncio.wait((running,))
+        assert running.cancelled()
+    said = [listener.tokens.get_nowait() for _ in range(listener.tokens.qsize())]
+    assert not any(output.finish_reason for message in said for output in message.outputs)
+
+
+async def test_without_a_bus_it_waits_for_nobody(
+    nats_url: str, listener: Listener, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    async with draining_executor(nats_url, model_folder, tokenizer, 60.0) as (own_bus, running), asyncio.timeout(10):
+        await own_bus.close()
+        await asyncio.wait((running,))
 
 
 async def test_registration_and_signing_off(nats_url: str, bus: Bus, model_folder: Path, tokenizer: Tokenizer) -> None:

@@ -1,0 +1,400 @@
+"""deploy/helm/slackwater: what Helm makes of each values file is what Kubernetes takes and what the services read."""
+
+import os
+import posixpath
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.gateway.metrics_reference import all_series
+from services.local.stack.catalogue import SERVICES
+from services.local.stack.service_commands import MAX_PAYLOAD, SYNC_INTERVAL
+from shared.settings.config import Sources, composed
+from shared.settings.setting import settings_of
+from tests.deploy.chart import (
+    CHART,
+    NAMED_VALUES,
+    ROOT,
+    WORKLOADS,
+    Object,
+    containers,
+    environment,
+    is_selected,
+    main_container,
+    of_kind,
+    one,
+    render,
+    rendered,
+    values_of,
+)
+
+helm_python = pytest.importorskip("helm_python")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+ALL_VALUES = ("default", *NAMED_VALUES)
+EVERYTHING: Object = {
+    "gateway": {"ingress": {"enabled": True, "tlsSecret": "cert"}, "autoscaling": {"requests": {"enabled": True}}},
+    "monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}},
+    "model": {"volume": {"type": "emptyDir"}, "hubToken": {"secret": "hub"}},
+    "image": {"registry": "registry.example/llm", "pullSecrets": ["pull"]},
+    "slo": ["ttft_p99<=800ms", "tbt_p99<=60ms"],
+    "nats": {"enabled": False},
+    "bus": {"url": "tls://bus.example:4222"},
+    "networkPolicy": {"gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}]},
+}
+OF_OPERATOR = ("ServiceMonitor", "PrometheusRule")  # no kinds of Kubernetes' own
+BUS_SETTINGS = {"SLACKWATER_NATS_CREDS", "SLACKWATER_NATS_CA"}  # read where a process connects
+CLOSED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def everything() -> list[Object]:
+    return render(EVERYTHING)
+
+
+@pytest.fixture(params=[*ALL_VALUES, "everything"])
+def objects(request: pytest.FixtureRequest) -> list[Object]:
+    return everything() if request.param == "everything" else rendered(request.param)
+
+
+def workloads(objects: list[Object]) -> list[Object]:
+    return of_kind(objects, *WORKLOADS)
+
+
+def component(workload: Object) -> str:
+    found: str = workload["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+    return found
+
+
+# What Helm and Kubernetes say
+
+
+def test_helm_finds_nothing_wrong() -> None:
+    report = helm_python.lint(str(CHART))
+    worse_than_hints = [message["error"] for message in report["messages"] if message["severity"] > 1]
+    assert worse_than_hints == ["chart directory is missing these dependencies: nats"] and not report["errors"]
+
+
+def test_kubernetes_takes_every_object(objects: list[Object]) -> None:
+    kinds = {each["kind"] for each in objects}
+    assert kinds >= {"Deployment", "StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy", "Secret"}
+    for each in objects:
+        if each["kind"] not in OF_OPERATOR:
+            kubernetes_validate.validate(each, "1.30", strict=True)
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(set(names)) == len(names)
+
+
+def test_objects_of_the_prometheus_operator_are_of_its_shape() -> None:
+    made = everything()
+    (monitor,) = of_kind(made, "ServiceMonitor")
+    (service,) = [each for each in of_kind(made, "Service") if each["metadata"]["name"].endswith("-gateway")]
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]] and endpoint["path"] == "/metrics"
+    alerts = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
+    (rules,) = of_kind(made, "PrometheusRule")
+    assert rules["apiVersion"] == "monitoring.coreos.com/v1" and rules["spec"] == alerts
+    jobs = set(re.findall(r'job="([\w-]+)"', str(alerts)))
+    assert {relabeling["replacement"] for relabeling in endpoint["relabelings"]} == jobs
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gateway": {"replcas": 3}}, "replcas"),
+        ({"gateway": {"replicas": "three"}}, "replicas"),
+        ({"gateway": {"settings": {"max_wait": 3}}}, "max_wait"),
+        ({"gateway": {"settings": {"port": 3}}}, "port"),
+        ({"strategy": {"preset": "hygen2"}}, "preset"),
+        ({"strategy": {"budget_ms": "fast"}}, "budget_ms"),
+        ({"executors": [{"replicas": 2}]}, "name"),
+        ({"executors": [{"name": "Mixed"}]}, "name"),
+        ({"executors": [{"name": "mixed", "role": "stern"}]}, "role"),
+        ({"executors": [{"name": "mixed", "model": "another"}]}, "model"),
+        ({"executors": [{"name": "mixed", "resources": {"requests": {"cpu": "much"}, "limits": {"cpu": 1}}}]}, "cpu"),
+        ({"bus": {"url": "http://bus"}}, "url"),
+        ({"predictor": {"replicas": 2}}, "replicas"),
+        # What templates check.
+        ({"nats": {"enabled": False}}, "bus.url has to name"),
+        ({"bus": {"url": "tls://bus:4222"}}, "set nats.enabled to false"),
+        ({"nats": {"enabled": False}, "bus": {"url": "nats://bus:4222"}}, "has to begin with tls://"),
+        ({"bus": {"secured": False}}, "nats.config.nats.tls.enabled"),
+        ({"slo": ["ttft_p99<=1s"], "strategy": {"budget_ms": 50}}, "not both"),
+        ({"executors": [{"name": "a"}, {"name": "a"}]}, "two pools are called a"),
+        ({"executors": [{"name": "a", "tensorParallel": 2}]}, "torch engine runs on one GPU"),
+        ({"executors": [{"name": "a", "engine": "vllm", "tensorParallel": 4, "gpus": 2}]}, "has 2 GPUs and uses 4"),
+    ],
+)
+def test_values_that_are_wrong_are_refused_by_name(values: Object, message: str) -> None:
+    with pytest.raises(Exception, match=re.escape(message)):
+        render(values)
+
+
+def test_the_schema_knows_the_settings_of_the_code() -> None:
+    from deploy.helm.settings_schema import SCHEMA, definitions
+
+    known = yaml.safe_load(SCHEMA.read_text())["definitions"]
+    for name, definition in definitions().items():
+        assert known[name] == definition, "run: python -m deploy.helm.settings_schema"
+
+
+# What is in it
+
+
+def test_every_variable_is_a_setting_and_its_value_is_accepted(objects: list[Object]) -> None:
+    for workload in workloads(objects):
+        struct = SERVICES[component(workload)]
+        environ = environment(main_container(workload))
+        settings = settings_of(struct)
+        own = {name for name in environ if name.startswith("SLACKWATER_")}
+        assert own <= {setting.variable for setting in settings} | BUS_SETTINGS
+        composed(struct, Sources({}, environ, None, ()).resolve(settings))
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_executors_and_the_offline_queue_have_the_same_strategy(name: str) -> None:
+    strategies = {}
+    for workload in workloads(rendered(name)):
+        if component(workload) in ("executor", "offline-queue"):
+            environ = environment(main_container(workload))
+            variables = [each.variable for each in settings_of(SERVICES[component(workload)]) if each.table]
+            strategies[workload["metadata"]["name"]] = {each: environ.get(each) for each in variables}
+    assert len({str(each) for each in strategies.values()}) == 1
+    assert len(strategies) == 1 + len(values_of(name)["executors"])
+
+
+def test_containers_are_closed_and_bounded(objects: list[Object]) -> None:
+    for workload in workloads(objects):
+        pod = workload["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False, "a Service's name would set SLACKWATER_PORT"
+        for container in containers(workload):
+            assert container["securityContext"] == CLOSED
+            for bound in ("requests", "limits"):
+                assert {"cpu", "memory"} <= set(container["resources"][bound])
+            mounts = {mount["name"] for mount in container["volumeMounts"]}
+            assert mounts <= {volume["name"] for volume in pod["volumes"]}
+            if container["name"] != "wait-for-model":
+                assert "scratch" in mounts
+
+
+def test_secrets_are_in_no_argument_and_no_plain_variable(objects: list[Object]) -> None:
+    for workload in workloads(objects):
+        for container in containers(workload):
+            assert "API_KEY" not in str([container.get("command"), container.get("args")])
+            secret = [each for each in container.get("env", ()) if re.search("API_KEY|TOKEN$", each["name"])]
+            assert all("secretKeyRef" in each["valueFrom"] for each in secret)
+    for each in of_kind(objects, "Secret"):
+        assert list(each["data"]) == ["api-key"]
+
+
+@pytest.mark.parametrize("secured", [True, False])
+def test_a_secured_bus_gives_each_service_the_credentials_of_its_role(secured: bool) -> None:
+    values: Object = {"nats": {"enabled": False}, "bus": {"url": "tls://bus:4222", "secured": secured}}
+    for workload in workloads(render(values)):
+        environ, pod = environment(main_container(workload)), workload["spec"]["template"]["spec"]
+        secrets = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
+        assert secrets == ([f"slackwater-bus-{component(workload)}"] if secured else [])
+        assert (set(environ) >= BUS_SETTINGS) == secured
+        if secured:
+            (mount,) = [mount for mount in main_container(workload)["volumeMounts"] if mount["name"] == "bus"]
+            assert {posixpath.dirname(environ[name]) for name in BUS_SETTINGS} == {mount["mountPath"]}
+
+
+def test_who_is_in_a_release_finds_the_bus_of_it() -> None:
+    for release, host in (("slackwater", "slackwater-nats"), ("my-nats", "my-nats"), ("a.b", "a.b-nats")):
+        for workload in workloads(render({}, release)):
+            assert environment(main_container(workload))["SLACKWATER_NATS"] == f"tls://{host}:4222"
+            assert len(workload["metadata"]["name"]) <= 52
+
+
+def test_nats_is_configured_as_elsewhere() -> None:
+    nats = values_of("default")["nats"]["config"]
+    config = (ROOT / "deploy/nats/nats.conf").read_text()
+    for name in ("max_payload", "max_pending"):
+        (value,) = re.findall(r"<< (.*) >>", nats["merge"][name])
+        assert f"{name}: {value}" in config
+    assert nats["merge"]["max_payload"] == f"<< {MAX_PAYLOAD} >>"
+    assert nats["jetstream"]["merge"]["sync_interval"] == SYNC_INTERVAL
+    assert nats["jetstream"]["enabled"] and nats["cluster"]["replicas"] == 3
+
+
+def test_nats_reads_its_users_from_its_secret() -> None:
+    nats = values_of("default")["nats"]
+    (mount,), (volume,) = nats["container"]["patch"], nats["podTemplate"]["patch"]
+    include = posixpath.normpath(f"/etc/nats-config/{nats['config']['merge']['$include']}")
+    assert include == f"{mount['value']['mountPath']}/auth.conf" and mount["value"]["name"] == volume["value"]["name"]
+    assert volume["value"]["secret"]["secretName"] == nats["config"]["nats"]["tls"]["secretName"]
+    objects = render({"bus": {"secured": False}, "nats": {"config": {"nats": {"tls": {"enabled": False}}}}})
+    without_users = one(objects, "Secret", volume["value"]["secret"]["secretName"])
+    assert list(without_users["stringData"]) == ["auth.conf"]
+
+
+def test_who_is_asked_whether_it_is_ready(objects: list[Object]) -> None:
+    for workload in workloads(objects):
+        container = main_container(workload)
+        probes = {name for name in container if name.endswith("Probe")}
+        if component(workload) == "gateway":
+            assert probes == {"startupProbe", "readinessProbe", "livenessProbe"}
+            assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+            assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+        else:
+            assert probes == {"readinessProbe"}, "a bus that is away restarts nobody"
+            asked = "$SLACKWATER_EXECUTOR_ID" if component(workload) == "executor" else component(workload)
+            assert f'shared.process.healthcheck "{asked}"' in container["readinessProbe"]["exec"]["command"][-1]
+
+
+def test_there_is_time_to_drain(objects: list[Object]) -> None:
+    for workload in workloads(objects):
+        container = main_container(workload)
+        environ, pod = environment(container), workload["spec"]["template"]["spec"]
+        grace_s = pod["terminationGracePeriodSeconds"]
+        if component(workload) == "executor":
+            assert grace_s >= float(environ["SLACKWATER_DRAIN_ON_STOP_S"]) + 20 >= 60
+        elif component(workload) == "gateway":
+            pre_stop_s = float(container["lifecycle"]["preStop"]["exec"]["command"][-1])
+            assert grace_s >= pre_stop_s + float(environ["SLACKWATER_DRAIN_S"]) + 5
+        else:
+            assert grace_s == 30
+
+
+def test_selectors_find_their_pods_and_no_others(objects: list[Object]) -> None:
+    made = workloads(objects)
+    for workload in made:
+        selector = workload["spec"]["selector"]["matchLabels"]
+        assert [each["metadata"]["name"] for each in made if is_selected(selector, each)] == [
+            workload["metadata"]["name"]
+        ]
+    for budget in of_kind(objects, "PodDisruptionBudget"):
+        selector = budget["spec"]["selector"]["matchLabels"]
+        assert [each["metadata"]["name"] for each in made if is_selected(selector, each)] == [
+            budget["metadata"]["name"]
+        ]
+    services = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Service")}
+    reached = {
+        name: {component(each) for each in made if is_selected(spec["selector"], each)}
+        for name, spec in services.items()
+    }
+    assert reached == {"slackwater-gateway": {"gateway"}, "slackwater-executors": {"executor"}}
+    for workload in of_kind(objects, "StatefulSet"):
+        assert workload["spec"]["serviceName"] in services
+
+
+def test_who_may_connect_to_whom() -> None:
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(rendered("default"), "NetworkPolicy")}
+    made = workloads(rendered("default"))
+    closed = policies["slackwater"]
+    assert all(is_selected(closed["podSelector"]["matchLabels"], each) for each in made) and "ingress" not in closed
+    assert policies["slackwater-gateway"]["ingress"] == [{"ports": [{"port": "http"}]}]
+    (among_executors,) = policies["slackwater-executors"]["ingress"]
+    selector = policies["slackwater-executors"]["podSelector"]
+    assert among_executors == {"from": [{"podSelector": selector}]}
+    assert {component(each) for each in made if is_selected(selector["matchLabels"], each)} == {"executor"}
+    clients, servers = policies["slackwater-bus"]["ingress"]
+    assert clients["ports"] == [{"port": 4222}] and servers["ports"] == [{"port": 6222}]
+    assert all(is_selected(clients["from"][0]["podSelector"]["matchLabels"], each) for each in made)
+    assert servers["from"] == [{"podSelector": policies["slackwater-bus"]["podSelector"]}]
+
+
+def test_gateways_scale_by_cpu_and_by_series_that_there_are() -> None:
+    gateway = one(rendered("default"), "Deployment", "slackwater-gateway")
+    (scaler,) = of_kind(everything(), "HorizontalPodAutoscaler")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == gateway["metadata"]["name"] and "replicas" not in gateway["spec"]
+    by_cpu, *by_series = scaler["spec"]["metrics"]
+    assert by_cpu["resource"]["name"] == "cpu"
+    exposed = {series.exposed for group in all_series().values() for series in group}
+    assert len(by_series) == 2 and {each["pods"]["metric"]["name"] for each in by_series} <= exposed
+    assert one(rendered("kind"), "Deployment", "slackwater-gateway")["spec"]["replicas"] == 1
+
+
+def test_pools_are_as_their_values_say() -> None:
+    pools = {each["metadata"]["name"]: each for each in of_kind(rendered("eight-gpus"), "StatefulSet")}
+    assert set(pools) == {"slackwater-executor-strict", "slackwater-executor-relaxed"}
+    assert sum(each["spec"]["replicas"] for each in pools.values()) == 8
+    for name, pool in pools.items():
+        container = main_container(pool)
+        environ = environment(container)
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+        assert environ["SLACKWATER_ROLE"] in name and environ["SLACKWATER_PRESET"] == "ooco"
+        (own,) = [each for each in container["env"] if each["name"] == "SLACKWATER_EXECUTOR_ID"]
+        assert own["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+    on_cpu = main_container(one(rendered("kind"), "StatefulSet", "slackwater-executor-mixed"))
+    assert "nvidia.com/gpu" not in str(on_cpu["resources"]) and environment(on_cpu)["SLACKWATER_DEVICE"] == "cpu"
+    (threads,) = [each for each in on_cpu["env"] if each["name"] == "SLACKWATER_THREADS"]
+    assert threads["valueFrom"]["resourceFieldRef"]["resource"] == "limits.cpu"
+
+
+def test_what_a_pool_says_comes_before_the_defaults_zero_too() -> None:
+    pool = {"name": "a", "replicas": 0, "gpus": 0, "tolerations": [], "strategy": {"budget_ms": 0}, "engine": "sim"}
+    (made,) = of_kind(render({"executors": [pool], "strategy": {"budget_ms": 40}}), "StatefulSet")
+    assert made["spec"]["replicas"] == 0 and "tolerations" not in made["spec"]["template"]["spec"]
+    assert environment(main_container(made))["SLACKWATER_BUDGET_MS"] == "0"
+
+
+def test_settings_are_written_as_services_read_them() -> None:
+    settings: Object = {"max_offline_bytes": 8589934592, "max_wait_s": 2.5, "cors_origins": ["https://a", "https://b"]}
+    gateway = one(render({"gateway": {"settings": settings}}), "Deployment", "slackwater-gateway")
+    environ = environment(main_container(gateway))
+    written = [environ[f"SLACKWATER_{name.upper()}"] for name in settings]
+    assert written == ["8589934592", "2.5", "https://a,https://b"]
+
+
+@pytest.mark.parametrize("volume", ["claim", "emptyDir", "hostPath"])
+def test_the_model_is_prepared_where_it_is_used(volume: str) -> None:
+    objects = render({"model": {"volume": {"type": volume}}})
+    claims = {each["metadata"]["name"] for each in of_kind(objects, "PersistentVolumeClaim")}
+    assert ("slackwater-model" in claims) == (volume == "claim")
+    for workload in workloads(objects):
+        pod = workload["spec"]["template"]["spec"]
+        if component(workload) in ("predictor", "profiler"):
+            assert "initContainers" not in pod
+            continue
+        (init,) = pod["initContainers"]
+        prepares = component(workload) == "executor" or volume != "claim"
+        assert init["name"] == ("prepare-model" if prepares else "wait-for-model")
+        assert ("slackwater-executor" in init["image"]) == prepares
+        path = environment(init)["SLACKWATER_MODEL_PATH"]
+        assert environment(main_container(workload))["SLACKWATER_MODEL_PATH"] == path
+        (mount,) = [each for each in main_container(workload)["volumeMounts"] if each["name"] == "model"]
+        assert path.startswith(f"{mount['mountPath']}/") and mount["readOnly"]
+
+
+def test_what_prepares_a_model_leaves_a_link_that_others_wait_for(tmp_path: Path, model_folder: Path) -> None:
+    """The containers' commands themselves, with other folders."""
+    objects = render({"model": {"source": str(model_folder)}})
+    waiting, preparing = (
+        next(containers(one(objects, kind, f"slackwater-{name}")))
+        for kind, name in (("Deployment", "gateway"), ("StatefulSet", "executor-mixed"))
+    )
+    for init in (preparing, preparing, waiting):
+        path = tmp_path / posixpath.basename(environment(init)["SLACKWATER_MODEL_PATH"])
+        folders = {"SLACKWATER_MODEL_PATH": str(path), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        search = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        command = [word.replace("/tmp/", f"{tmp_path}/") for word in init["command"]]
+        subprocess.run(command, env=environment(init) | folders | search, check=True, timeout=60)
+        assert path.readlink() == model_folder.resolve()
+
+
+def test_what_the_chart_names_is_there() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert chart["appVersion"] == project["project"]["version"]
+    images = {f"slackwater-{path.suffix[1:]}" for path in ROOT.glob("deploy/Dockerfile.*")}
+    assert set(values_of("default")["images"].values()) == images - {"slackwater-loadgen"}
+    assert (CHART / "files/alerts.yml").resolve() == ROOT / "deploy/prometheus/alerts.yml"
+    guide = (ROOT / "docs/guides/kubernetes.md").read_text()
+    assert all(f"values-{name}.yaml" in guide for name in NAMED_VALUES)
+    assert len(list(CHART.glob("values-*.yaml"))) == len(NAMED_VALUES)
