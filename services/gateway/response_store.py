@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
+from services.gateway.tenants import Tenant
 from shared.bus import Bucket
 from shared.errors import NotFoundOnBusError
 from shared.openai.errors import RequestError
@@ -27,19 +28,19 @@ class ResponseStore:
         assert self.bucket is not None
         await self.bucket.create(response.id, response)
 
-    async def get(self, response_id: str, owner: str, param: str = "response_id") -> StoredResponse:
-        """``owner``: who asks, the name of a key, empty without. Another one's is as good as absent. Raises
-        BusError, and RequestError (404; ``param`` is the field that the id came in)."""
+    async def get(self, response_id: str, tenant: Tenant, param: str = "response_id") -> StoredResponse:
+        """``tenant``: who asks. Another one's is as good as absent. Raises BusError, and RequestError (404; ``param``
+        is the field that the id came in)."""
         if self.bucket is not None and is_well_formed(response_id):
             with contextlib.suppress(NotFoundOnBusError):
                 found = (await self.bucket.get(response_id)).value
-                if found is not None and found.owner in ("", owner):
+                if found is not None and tenant.sees(found):
                     return found
         code = "not_found" if param == "response_id" else "previous_response_not_found"
         raise RequestError(f"no such response: {response_id}", param, code, 404)
 
-    async def delete(self, response_id: str, owner: str) -> None:
+    async def delete(self, response_id: str, tenant: Tenant) -> None:
         """Those that have gone on from it have what they need of it. Raises RequestError (404) and BusError."""
-        await self.get(response_id, owner)
+        await self.get(response_id, tenant)
         assert self.bucket is not None
         await self.bucket.delete(response_id)

@@ -7,20 +7,23 @@ import contextlib
 import logging
 import secrets
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import BinaryIO, ClassVar, Generic, TypeVar
 
 from msgspec.structs import replace
 
+from services.gateway.tenants import Tenant
 from shared.bus import Bucket, Objects
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.openai.errors import RequestError
-from shared.openai.objects import Page, created_s_of, is_well_formed, new_id
-from shared.protocol.batches import OPEN_STATUSES, WITHDRAWN, Batch, BatchRecord, FileObject
+from shared.openai.objects import Page, created_s_of, is_well_formed
+from shared.protocol.batches import OPEN_STATUSES, WITHDRAWN, Batch, BatchRecord, FileObject, FileRecord
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +31,20 @@ CANCELLABLE = ("validating", "in_progress")
 FROM_CLIENT = ("endpoint", "input_file_id", "completion_window", "metadata", "output_expires_after_s")
 WITHDRAW_RETRY_S = 1.0
 
-R = TypeVar("R", FileObject, BatchRecord)
+R = TypeVar("R", FileRecord, BatchRecord)
 Shown = TypeVar("Shown", FileObject, Batch)
+Admit = Callable[[BatchRecord], AbstractAsyncContextManager[None]]
+
+
+def _admit_all(record: BatchRecord) -> AbstractAsyncContextManager[None]:
+    return contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
 class RecordStore(Generic[R]):
-    """What clients find by its id. ``noun``: what it is to them. What could not be created for sure may come to be when
-    the bus is back, though its client was told otherwise: ``run`` withdraws it."""
+    """What clients find by its id: of each its own, as its tenant sees it. ``noun``: what it is to them. What could not
+    be created for sure may come to be when the bus is back, though its client was told otherwise: ``run`` withdraws
+    it."""
 
     noun: ClassVar[str]
     records: Bucket[R]
@@ -51,16 +60,22 @@ class RecordStore(Generic[R]):
                 self._doubtful.put_nowait(record)
                 await asyncio.sleep(WITHDRAW_RETRY_S)
 
-    async def get(self, id: str, param: str | None = None) -> R:
-        """Raises RequestError (404); ``param`` is the field that the id came in."""
+    async def get(self, id: str, tenant: Tenant, param: str | None = None) -> R:
+        """Raises RequestError (404), the same of an absent one and of another's; ``param`` is the field that the id
+        came in."""
         if is_well_formed(id):
             with contextlib.suppress(NotFoundOnBusError):
                 record = (await self.records.get(id)).value
-                if record is not None and self._is_shown(record):
+                if record is not None and self._is_shown(record) and tenant.sees(record):
                     return record
         raise RequestError(f"no such {self.noun}: {id}", param or f"{self.noun}_id", "not_found", 404)
 
+    async def seen_by(self, tenant: Tenant) -> list[R]:
+        """In no order that counts."""
+        return [record for record in await self.all() if tenant.sees(record)]
+
     async def all(self) -> list[R]:
+        """Of everybody."""
         records = [entry.value for entry in await self.records.entries()]
         return [record for record in records if record is not None and self._is_shown(record)]
 
@@ -83,41 +98,36 @@ class RecordStore(Generic[R]):
 
 
 @dataclass(frozen=True)
-class FileStore(RecordStore[FileObject]):
+class FileStore(RecordStore[FileRecord]):
     """A record exists only where its contents do. An expired file is not shown; the offline-queue deletes it."""
 
     noun = "file"
     objects: Objects
 
-    async def create(self, filename: str, contents: BinaryIO, expires_after_s: int | None) -> FileObject:
-        """Of a batch's input: store the contents, then the record. Raises BusError; then nothing stays behind."""
-        now_s = self.clock.unix_s()
-        file_id, created_at = new_id("file-", now_s), int(now_s)
-        size = await self.objects.put(file_id, contents)
-        expires_at = None if expires_after_s is None else created_at + expires_after_s
-        record = FileObject(file_id, size, created_at, filename, "batch", expires_at)
+    async def create(self, record: FileRecord, contents: BinaryIO) -> None:
+        """Store the contents, then the record. Raises BusError; then nothing stays behind."""
+        await self.objects.put(record.id, contents)
         try:
-            await self.records.create(file_id, record)
+            await self.records.create(record.id, record)
         except BusError:
             self._doubtful.put_nowait(record)
             raise
-        return record
 
-    async def delete(self, file_id: str) -> None:
+    async def delete(self, file_id: str, tenant: Tenant) -> None:
         """Raises RequestError (404)."""
-        await self.get(file_id)
+        await self.get(file_id, tenant)
         await self.records.delete(file_id)
         await self.objects.delete(file_id)
 
-    def chunks(self, record: FileObject) -> AsyncIterator[bytes]:
+    def chunks(self, record: FileRecord) -> AsyncIterator[bytes]:
         """The contents, as far as the record says: an output may still grow. Raises NotFoundOnBusError and BusError."""
         return self.objects.chunks(record.id, record.bytes)
 
-    async def _withdraw(self, record: FileObject) -> None:
+    async def _withdraw(self, record: FileRecord) -> None:
         await self.records.delete(record.id)  # also of an absent one: where a deletion is, no creation lands
         await self.objects.delete(record.id)
 
-    def _is_shown(self, record: FileObject) -> bool:
+    def _is_shown(self, record: FileRecord) -> bool:
         return record.expires_at is None or record.expires_at > self.clock.unix_s()
 
 
@@ -127,38 +137,46 @@ class BatchStore(RecordStore[BatchRecord]):
 
     noun = "batch"
 
-    async def create(self, record: BatchRecord, key: str | None) -> BatchRecord:
-        """The batch as it is now: a new one, or that which its client has made with this idempotency key before.
-        Raises RequestError where the key was used for another batch; BusError, and then a new batch is withdrawn."""
+    async def create(self, record: BatchRecord, key: str | None, admit: Admit = _admit_all) -> BatchRecord:
+        """The batch as it is now: a new one, or that which its owner has made with this idempotency key before. A new
+        one, with its id, is written within ``admit``. Raises what that raises, RequestError where the key was used for
+        another batch, and BusError; then a new batch is withdrawn."""
         record = replace(record, claim=secrets.token_hex(8))
-
-        def confirmed(found: BatchRecord) -> BatchRecord:
-            if found.is_withdrawn:
-                return found
-            if any(getattr(found, name) != getattr(record, name) for name in FROM_CLIENT):
-                message = f"this Idempotency-Key was used for another batch: {found.id}"
-                raise RequestError(message, "Idempotency-Key", "idempotency_key_reused")
-            return replace(found, claim="")
-
         attempt = 0
         while True:
             if key is not None:
-                record = replace(record, id=_id_of_key(record.client_id, key, attempt))
-            try:
-                await self.records.create(record.id, record)
-                return record
-            except ConflictError:
-                found = await self.records.edit(record.id, confirmed)
-                if not found.is_withdrawn:
-                    return found
-                attempt += 1
-            except BusError:
-                self._doubtful.put_nowait(record)
-                raise
+                record = replace(record, id=_id_of_key(record.owner or record.client_id, key, attempt))
+            found = None if key is None else await self._made_before(record)
+            if found is None:
+                async with admit(record):
+                    if await self._write(record):
+                        return record
+                found = await self.records.edit(record.id, partial(_confirmed, record))
+            if not found.is_withdrawn and found.owner == record.owner:
+                return found
+            attempt += 1
 
-    async def cancel(self, batch_id: str) -> BatchRecord:
+    async def _made_before(self, record: BatchRecord) -> BatchRecord | None:
+        """The batch in its place, which a repetition has confirmed now; None where there is none."""
+        try:
+            return await self.records.edit(record.id, partial(_confirmed, record))
+        except NotFoundOnBusError:
+            return None
+
+    async def _write(self, record: BatchRecord) -> bool:
+        """False where another one has come to its place. Raises BusError."""
+        try:
+            await self.records.create(record.id, record)
+        except ConflictError:
+            return False
+        except BusError:
+            self._doubtful.put_nowait(record)
+            raise
+        return True
+
+    async def cancel(self, batch_id: str, tenant: Tenant) -> BatchRecord:
         """The batch, cancelling from here on. Raises RequestError (404, or 400 where it has ended)."""
-        await self.get(batch_id)
+        await self.get(batch_id, tenant)
 
         def cancelling(record: BatchRecord) -> BatchRecord:
             if record.status == "cancelling":
@@ -170,10 +188,10 @@ class BatchStore(RecordStore[BatchRecord]):
 
         return await self.records.edit(batch_id, cancelling)
 
-    async def delete(self, batch_id: str) -> BatchRecord:
+    async def delete(self, batch_id: str, tenant: Tenant) -> BatchRecord:
         """The batch as it was, which is not shown any more; its record goes once nothing is left of it in the streams.
         Raises RequestError (404, or 400 where it has not ended)."""
-        found = await self.get(batch_id)
+        found = await self.get(batch_id, tenant)
 
         def hidden(record: BatchRecord) -> BatchRecord:
             if record.status in OPEN_STATUSES:
@@ -186,7 +204,7 @@ class BatchStore(RecordStore[BatchRecord]):
         return found
 
     async def is_reading(self, file_id: str) -> bool:
-        """Some batch still has to read in this file."""
+        """Some batch, whosever it is, still has to read in this file."""
         return any(each.status == "validating" and each.input_file_id == file_id for each in await self.all())
 
     async def _withdraw(self, record: BatchRecord) -> None:
@@ -225,6 +243,16 @@ def _key(record: FileObject | Batch) -> tuple[int, str]:
     return record.created_at, record.id
 
 
-def _id_of_key(client_id: str, key: str, attempt: int) -> str:
-    """The same for each repetition. ``attempt``: how many batches of the key were withdrawn."""
-    return f"batch_{blake2b(f'{attempt} {client_id} {key}'.encode(), digest_size=16).hexdigest()}"
+def _confirmed(asked: BatchRecord, found: BatchRecord) -> BatchRecord:
+    """What is found where a batch was to be written. Raises RequestError where its owner has asked for another one."""
+    if found.is_withdrawn or found.owner != asked.owner:
+        return found
+    if any(getattr(found, name) != getattr(asked, name) for name in FROM_CLIENT):
+        message = f"this Idempotency-Key was used for another batch: {found.id}"
+        raise RequestError(message, "Idempotency-Key", "idempotency_key_reused")
+    return replace(found, claim="")
+
+
+def _id_of_key(owner: str, key: str, attempt: int) -> str:
+    """The same for each repetition. ``attempt``: how many batches of the key were withdrawn, or another's."""
+    return f"batch_{blake2b(f'{attempt} {owner} {key}'.encode(), digest_size=16).hexdigest()}"

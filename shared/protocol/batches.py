@@ -112,6 +112,8 @@ class BatchRecord(Batch, frozen=True):
     client_weight: Weight = 1.0  # of that client, against others
     usage_by_day: dict[str, KeyUsage] = {}  # of a key's batch; a day as day_of writes it
     claim: str = ""  # of the request that made it; empty once one was answered with it again, or WITHDRAWN
+    owner: str = ""  # whose it is, with its files: see owner_of
+    queued_tokens: int = 0  # prompts and longest answers of its requests without a result, while it is at work
 
     @property
     def is_withdrawn(self) -> bool:
@@ -130,3 +132,9 @@ class FileObject(msgspec.Struct, frozen=True):
     expires_at: int | None = None
     object: Literal["file"] = "file"
     status: Literal["processed"] = "processed"
+
+
+class FileRecord(FileObject, frozen=True):
+    """With what only services know of it."""
+
+    owner: str = ""  # whose it is: see owner_of

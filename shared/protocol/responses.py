@@ -4,18 +4,25 @@ from typing import Any
 
 import msgspec
 
+from shared.protocol.access.owners import owner_of
+
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """``owner``: the name of the key that it was made with; empty where keys are off. ``input``: the messages of its
+    """``key_name``, ``organization``: of the key that it was made with; empty without. ``input``: the messages of its
     own request; ``before``: those of the responses that it goes on from. Messages are those of a chat completion, and
     none is of ``instructions``."""
 
     id: str
-    owner: str
+    key_name: str = msgspec.field(name="owner")
     response: msgspec.Raw
     before: list[dict[str, Any]]
     input: list[dict[str, Any]]
     output: str
+    organization: str = ""
+
+    @property
+    def owner(self) -> str:
+        return owner_of(self.key_name, self.organization)
 
     @property
     def conversation(self) -> list[dict[str, Any]]:

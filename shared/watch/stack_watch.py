@@ -1,10 +1,11 @@
 """What a running stack tells about itself second by second, added up for a screen."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import OPEN_STATUSES, Batch
+from shared.protocol.batches import OPEN_STATUSES, Batch, BatchRecord
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat
 from shared.protocol.online import OnlineLatencies, OnlineServed
@@ -17,7 +18,9 @@ RATE_S = 10.0  # of rates and step times
 SLOWDOWN_S = 60.0
 BATCH_RATE_S = 60.0  # of a batch's lines, which end seldom
 GONE_S = 5.0  # an executor that has not beaten for so long is not shown
-MAX_ENDED = 5
+MAX_ENDED = 5  # batches that are shown; of each owner so many are kept
+
+Sees = Callable[[BatchRecord], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class BatchView:
     """One batch that has not ended. Lines per second are those of the last minute, and ``left_s`` what that makes of
     the rest; None where none is known."""
 
-    record: Batch
+    record: BatchRecord
     done: int
     lines_per_s: float | None
     left_s: float | None
@@ -57,8 +60,12 @@ class StackView:
     executors: list[ExecutorView]
     online: OnlineLatencies
     batches: list[BatchView]
-    ended: list[Batch]
+    ended: list[BatchRecord]
     budgets: dict[str, BudgetRecord]  # by profile key
+
+
+def _sees_all(record: BatchRecord) -> bool:
+    return True
 
 
 class StackWatch:
@@ -69,8 +76,9 @@ class StackWatch:
         self._online = Rolling(60.0, OnlineLatencies)
         self._recent = Rolling(RATE_S, OnlineLatencies)
         self._budgets: dict[str, BudgetRecord] = {}  # by profile key
-        self._batches: dict[str, tuple[Batch, RateWindow]] = {}
-        self._ended: dict[str, Batch] = {}  # in the order in which they were heard of
+        self._batches: dict[str, tuple[BatchRecord, RateWindow]] = {}
+        self._ended: dict[str, BatchRecord] = {}  # in the order in which they were heard of
+        self._num_ended: Counter[str] = Counter()  # by owner
         self.batch_counts = BatchCounts()
 
     def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
@@ -90,10 +98,11 @@ class StackWatch:
         else:
             self._budgets[profile_key] = record
 
-    def on_batch(self, now_s: float, batch_id: str, record: Batch | None) -> None:
+    def on_batch(self, now_s: float, batch_id: str, record: BatchRecord | None) -> None:
         """None for one that was deleted."""
         self.batch_counts.on_batch(batch_id, record)
-        self._ended.pop(batch_id, None)
+        if batch_id in self._ended:
+            self._forget_ended(batch_id)
         if record is not None and record.status in OPEN_STATUSES:
             _, rate = self._batches.get(batch_id, (record, RateWindow(BATCH_RATE_S)))
             rate.add(now_s, record.request_counts.done)
@@ -102,24 +111,35 @@ class StackWatch:
         self._batches.pop(batch_id, None)
         if record is not None:
             self._ended[batch_id] = record
-            while len(self._ended) > MAX_ENDED:
-                del self._ended[next(iter(self._ended))]
+            self._num_ended[record.owner] += 1
+            if self._num_ended[record.owner] > MAX_ENDED:
+                self._forget_ended(next(each.id for each in self._ended.values() if each.owner == record.owner))
 
     def has_beaten(self, executor_ids: Iterable[str], num_beats: int) -> bool:
         """Each of these has, so often; rates are known from the second time on."""
         beaten = (self._executors[each].num_beats if each in self._executors else 0 for each in executor_ids)
         return all(count >= num_beats for count in beaten)
 
-    def view(self, now_s: float) -> StackView:
-        """Executors by id, batches in the order in which they were made."""
-        batches = sorted(self._batches.values(), key=lambda known: (known[0].created_at, known[0].id))
+    def view(self, now_s: float, sees: Sees = _sees_all) -> StackView:
+        """Executors by id. ``sees``: of which batches it tells."""
         return StackView(
             self.executors(now_s),
             self._online.total(now_s),
-            [_batch_view(record, rate) for record, rate in batches],
-            sorted(self._ended.values(), key=lambda record: (ended_at(record), record.id), reverse=True),
+            self.batches(sees),
+            self.ended(sees),
             dict(sorted(self._budgets.items())),
         )
+
+    def batches(self, sees: Sees) -> list[BatchView]:
+        """Those that have not ended, in the order in which they were made."""
+        known = [each for each in self._batches.values() if sees(each[0])]
+        known.sort(key=lambda each: (each[0].created_at, each[0].id))
+        return [_batch_view(record, rate) for record, rate in known]
+
+    def ended(self, sees: Sees) -> list[BatchRecord]:
+        """Those that ended last, the newest first."""
+        known = [record for record in self._ended.values() if sees(record)]
+        return sorted(known, key=lambda record: (ended_at(record), record.id), reverse=True)[:MAX_ENDED]
 
     def executors(self, now_s: float) -> list[ExecutorView]:
         """Those that live, by id; the others are forgotten."""
@@ -138,6 +158,12 @@ class StackWatch:
     def lines_left(self) -> int:
         """Of all batches that have not ended."""
         return sum(record.request_counts.left for record, _ in self._batches.values())
+
+    def _forget_ended(self, batch_id: str) -> None:
+        owner = self._ended.pop(batch_id).owner
+        self._num_ended[owner] -= 1
+        if not self._num_ended[owner]:
+            del self._num_ended[owner]
 
 
 class _ExecutorWatch:
@@ -177,7 +203,7 @@ def ended_at(record: Batch) -> int:
     return max((each for each in times if each is not None), default=0)
 
 
-def _batch_view(record: Batch, rate: RateWindow) -> BatchView:
+def _batch_view(record: BatchRecord, rate: RateWindow) -> BatchView:
     counts, per_s = record.request_counts, rate.per_s()
     return BatchView(record, counts.done, per_s, counts.left / per_s if per_s and counts.total else None)
 

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from deploy.screenshots.browser import MISSING, browser, chromium
 from tests.services.gateway.dashboard.test_dashboard import key_command
-from tests.services.gateway.gateway_rig import MODEL, GatewayRig
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 # In CI it is to be there.
 pytestmark = pytest.mark.skipif(chromium() is None and "CI" not in os.environ, reason=MISSING)
@@ -301,6 +301,9 @@ def test_a_key_is_kept_for_the_tab_until_it_is_forgotten(seen: Watched) -> None:
 
 def test_a_key_of_a_user_watches_and_fetches_results(rig: GatewayRig, chrome: Browser) -> None:
     made = key_command("create", "watcher", "--endpoints", "completions,files,batches,watch", "--nats", rig.nats_url)
+    own = rig.openai.with_options(api_key=made)
+    wait_until(lambda: rig.http.get("/v1/models", headers=own.auth_headers).status_code == 200, "the key is not known")
+    rig.submit_batch([{"model": MODEL, "prompt": "x", "max_tokens": 2}], client=own)
     with watched(chrome, rig.url) as seen:
         given = seen.page.get_by_role("textbox", name="API key")
         given.fill(made)
@@ -308,6 +311,7 @@ def test_a_key_of_a_user_watches_and_fetches_results(rig: GatewayRig, chrome: Br
         expect(seen.page.get_by_role("banner")).to_contain_text("key watcher, watching")
         expect(seen.page.get_by_role("table", name="Executors")).to_contain_text("executor-0")
         expect(seen.page.get_by_role("button", name="Drain executor-0")).to_be_hidden()
+        expect(seen.page.get_by_role("link", name="Results")).to_have_count(1)
         with seen.page.expect_download() as download:
             seen.page.get_by_role("link", name="Results").first.click()
         assert json.loads(Path(download.value.path()).read_text().splitlines()[0])["custom_id"] == "line-0"

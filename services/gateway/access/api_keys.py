@@ -12,6 +12,7 @@ from services.gateway.access.rate_limits import RateLimits
 from services.gateway.access.web_pages import WebPageCheck
 from services.gateway.http.errors import error_response
 from services.gateway.settings import GatewaySettings, are_keys_required, given_key, is_loopback, no_key
+from services.gateway.tenants import Tenant
 from shared.bus import Bus, Entry
 from shared.clock import Clock
 from shared.errors import ConfigError, NotFoundOnBusError
@@ -39,9 +40,9 @@ class Caller:
     limits: RateLimits
 
     @property
-    def is_admin(self) -> bool:
-        """Who needs no key may do everything."""
-        return self.key is None or self.key.permits("admin")
+    def tenant(self) -> Tenant:
+        """What it sees, and whose that is which it makes."""
+        return Tenant.of(self.key)
 
 
 ANONYMOUS = Caller(None, RateLimits(None, None, 0.0))
@@ -86,10 +87,11 @@ class ApiKeys:
             return None
         return self._by_hash.get(hash_api_key(key.strip()))
 
-    def is_valid(self, authorization: str | None) -> bool:
-        """Whether the header holds a known key that has not ended."""
-        caller = self.find(authorization)
-        return caller is not None and caller.key is not None and not caller.key.has_expired(self._clock.unix_s())
+    def tenant(self, authorization: str | None) -> Tenant | None:
+        """Who the header says that it is now; None where a key is required, and it is unknown or has ended."""
+        caller = self.find(authorization) or ANONYMOUS
+        has_ended = caller.key is None or caller.key.has_expired(self._clock.unix_s())
+        return None if self.required and has_ended else caller.tenant
 
     async def _take_given(self, given: ApiKeyRecord) -> None:
         """The settings' key, unless the bucket has it, or had: asked after it was read, so that none is missed."""

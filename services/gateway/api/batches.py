@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -11,10 +12,11 @@ from msgspec import Meta
 from services.gateway.access.api_keys import INSUFFICIENT_PERMISSIONS, missing_permission
 from services.gateway.access.permissions import needed_permission
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.intake import caller_of, check_budget, model_for, sender_of, take_request
+from services.gateway.api.intake import caller_of, check_budget, model_for, sender_of, take_request, tenant_of
 from services.gateway.http.bodies import Anchor, ExpirySeconds
 from services.gateway.http.operation import JsonResponse, answers, json_of
 from services.gateway.store import page
+from services.gateway.tenants import Tenant
 from shared.openai.endpoints import BATCH_ENDPOINTS
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import Metadata
@@ -53,12 +55,12 @@ _decoder = msgspec.json.Decoder(CreateBatch)
 async def create_batch(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
     """Start a batch. It runs in the time that online requests leave. A repetition with the same key is answered with
     the same batch."""
-    context = context_of(request)
+    context, tenant = context_of(request), tenant_of(request)
     take_request(request)
     await context.admission.check_offline()
     async with context.bodies.body(request, MAX_BODY_BYTES) as body:
         fields = decode_body(body, _decoder)
-    await _check(context, fields)
+    await _check(context, fields, tenant)
     _check_key(request, fields.endpoint)
     sender = sender_of(request, None)
     now_s = context.clock.unix_s()
@@ -74,56 +76,48 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
         output_expires_after_s=fields.output_expires_after.seconds if fields.output_expires_after else None,
         client_id=sender.client_id,
         client_weight=sender.client_weight,
+        owner=tenant.owner,
     )
-    return JsonResponse(shown(await context.batches.create(record, idempotency_key or None)))
+    admit = partial(context.quotas.opening, caller_of(request).key)
+    return JsonResponse(shown(await context.batches.create(record, idempotency_key or None, admit)))
 
 
 @router.get("", **answers(json_of(Page[Batch])))
 async def list_batches(
     request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> Response:
-    """Batches, the newest first."""
-    return JsonResponse(page([shown(record) for record in await context_of(request).batches.all()], after, limit))
+    """Batches, the newest first: those of the key that asks, or of its organization."""
+    records = await context_of(request).batches.seen_by(tenant_of(request))
+    return JsonResponse(page([shown(record) for record in records], after, limit))
 
 
 @router.get("/{batch_id}", **answers(json_of(Batch)))
 async def get_batch(request: Request, batch_id: str) -> Response:
     """A batch as it is now."""
-    return JsonResponse(shown(await context_of(request).batches.get(batch_id)))
+    return JsonResponse(shown(await context_of(request).batches.get(batch_id, tenant_of(request))))
 
 
 @router.post("/{batch_id}/cancel", **answers(json_of(Batch)))
 async def cancel_batch(request: Request, batch_id: str) -> Response:
-    """Stop a batch; what it has finished is kept. A key without the permission admin stops only its own."""
-    await _check_owner(request, batch_id)
-    return JsonResponse(shown(await context_of(request).batches.cancel(batch_id)))
+    """Stop a batch; what it has finished is kept."""
+    return JsonResponse(shown(await context_of(request).batches.cancel(batch_id, tenant_of(request))))
 
 
 @router.delete("/{batch_id}", **answers(json_of(DeletedBatch)))
 async def delete_batch(request: Request, batch_id: str, files: bool = False) -> Response:
-    """Forget an ended batch; with files=true its input, output and error file are deleted too. A key without the
-    permission admin deletes only its own."""
-    await _check_owner(request, batch_id)
-    context = context_of(request)
-    record = await context.batches.delete(batch_id)
+    """Forget an ended batch; with files=true its input, output and error file are deleted too."""
+    context, tenant = context_of(request), tenant_of(request)
+    record = await context.batches.delete(batch_id, tenant)
     for file_id in (record.output_file_id, record.error_file_id) if files else ():
-        await _delete_file(context, file_id)
+        await _delete_file(context, tenant, file_id)
     if files and not await context.batches.is_reading(record.input_file_id):
-        await _delete_file(context, record.input_file_id)
+        await _delete_file(context, tenant, record.input_file_id)
     return JsonResponse(DeletedBatch(batch_id))
 
 
 def shown(record: BatchRecord) -> Batch:
     """What clients see of it."""
     return msgspec.convert(record, Batch, from_attributes=True)
-
-
-async def _check_owner(request: Request, batch_id: str) -> None:
-    """Raises RequestError where the batch is another's, and the caller no admin."""
-    caller = caller_of(request)
-    is_own = (await context_of(request).batches.get(batch_id)).client_id == sender_of(request, None).client_id
-    if caller.key is not None and not is_own and not caller.is_admin:
-        raise RequestError(missing_permission(caller.key, "admin"), code=INSUFFICIENT_PERMISSIONS, status=403)
 
 
 def _check_key(request: Request, endpoint: str) -> None:
@@ -146,17 +140,17 @@ def window_s(window: str) -> int:
     return seconds
 
 
-async def _delete_file(context: Context, file_id: str | None) -> None:
-    """Where it is there."""
+async def _delete_file(context: Context, tenant: Tenant, file_id: str | None) -> None:
+    """Where it is there, and not another's."""
     with contextlib.suppress(RequestError):
-        await context.files.delete(file_id or "")
+        await context.files.delete(file_id or "", tenant)
 
 
-async def _check(context: Context, fields: CreateBatch) -> None:
+async def _check(context: Context, fields: CreateBatch, tenant: Tenant) -> None:
     if fields.endpoint not in BATCH_ENDPOINTS:
         raise RequestError(f"endpoint must be one of {', '.join(BATCH_ENDPOINTS)}", "endpoint")
     window_s(fields.completion_window)
-    file = await context.files.get(fields.input_file_id, "input_file_id")
+    file = await context.files.get(fields.input_file_id, tenant, "input_file_id")
     if file.purpose != "batch":
         message = f"the file {file.id} has the purpose {file.purpose!r}; a batch needs 'batch'"
         raise RequestError(message, "input_file_id")

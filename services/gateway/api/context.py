@@ -9,6 +9,7 @@ from fastapi import Request
 
 from services.gateway.access.admission import Admission
 from services.gateway.access.api_keys import ApiKeys
+from services.gateway.access.quotas import Quotas
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.http.answers import HttpMetrics
 from services.gateway.http.bodies import BodyIntake
@@ -28,7 +29,7 @@ from shared.openai.served_model import ServedModel, defaults_of
 from shared.process.telemetry import Telemetry
 from shared.process.tracing import Tracing
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject
+from shared.protocol.batches import BatchRecord, FileRecord
 from shared.protocol.responses import StoredResponse
 from shared.settings.setting import listed
 from shared.text.model_folder import ModelFacts
@@ -61,6 +62,7 @@ class Context:
         self.files = files
         self.batches = batches
         self.responses = responses
+        self.quotas = Quotas(files, batches)
         name, *aliases = listed(settings.served_model_name) or [settings.model_name]
         self.model = ServedModel(
             name,
@@ -94,7 +96,7 @@ class Context:
     @classmethod
     async def open(cls, bus: Bus, settings: GatewaySettings, clock: Clock) -> Context:
         """Raises BusError and ModelError."""
-        files = FileStore(await bus.bucket(subjects.FILES_BUCKET, FileObject), clock, await bus.objects())
+        files = FileStore(await bus.bucket(subjects.FILES_BUCKET, FileRecord), clock, await bus.objects())
         batches = BatchStore(await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord), clock)
         responses, max_age_s = ResponseStore(None), settings.response_days * 24 * 3600
         if max_age_s:

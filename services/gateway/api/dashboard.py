@@ -84,13 +84,15 @@ async def access(request: Request) -> Response:
     """What the page may show and do."""
     caller, uses = caller_of(request), context_of(request).http_metrics.keys.uses()
     name = None if caller.key is None else caller.key.name
-    if caller.is_admin:
+    if caller.tenant.is_admin:
         return JsonResponse(Access("admin", name, uses))
     return JsonResponse(Access("user", name, {each: use for each, use in uses.items() if each == name}))
 
 
 async def _events(hub: DashboardHub, keys: ApiKeys, authorization: str | None) -> AsyncGenerator[bytes, None]:
-    seen = 0
-    while (event := await hub.next_event(seen)) is not None and (not keys.required or keys.is_valid(authorization)):
-        seen, data = event
-        yield data
+    seen, tenant = 0, keys.tenant(authorization)
+    while tenant is not None and (event := await hub.next_event(seen, tenant)) is not None:
+        before, tenant = tenant, keys.tenant(authorization)  # its key may have been changed or revoked meanwhile
+        if tenant == before:
+            seen, data = event
+            yield data

@@ -23,6 +23,7 @@ from services.gateway.http.operation import JsonResponse
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Sender
 from services.gateway.live.tracker import Tracker
+from services.gateway.tenants import Tenant
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.reasoning_chunks import ReasoningChunks
 from shared.openai.completions.requests import CompletionRequest
@@ -158,6 +159,11 @@ def caller_of(request: Request) -> Caller:
     """Whose key came with the request."""
     caller: Caller = request.state.caller
     return caller
+
+
+def tenant_of(request: Request) -> Tenant:
+    """What its caller sees."""
+    return caller_of(request).tenant
 
 
 def model_for(request: Request) -> ServedModel:

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.intake import answer, caller_of, read_request
+from services.gateway.api.intake import answer, caller_of, read_request, tenant_of
 from services.gateway.http.operation import JsonResponse, answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from shared.openai.errors import RequestError
@@ -22,6 +22,7 @@ from shared.openai.responses.requests import (
     previous_of,
 )
 from shared.openai.shown_text import shown_output
+from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.responses import StoredResponse
 
 EVENTS = events_of("where stream is true: the JSON of OpenAI's events from response.created to its end")
@@ -49,9 +50,10 @@ class InputMessage(msgspec.Struct, frozen=True):
 class AnswerInHand:
     """One response, from its request to what is shown and stored of it."""
 
-    def __init__(self, context: Context, owner: str, asked: ResponseRequest) -> None:
+    def __init__(self, context: Context, key: ApiKeyRecord | None, asked: ResponseRequest) -> None:
+        """``key``: its caller's."""
         self._context = context
-        self._owner = owner
+        self._key = key
         self._asked = asked
         self._is_stored = context.responses.is_on and asked.body.store is not False
         self._ended_s: float | None = None
@@ -70,8 +72,16 @@ class AnswerInHand:
             return
         body = self.body(choices)
         text = body.output[0].content[0].text
-        before, own = self._asked.before, self._asked.input
-        stored = StoredResponse(body.id, self._owner, msgspec.Raw(msgspec.json.encode(body)), before, own, text)
+        name, organization = ("", "") if self._key is None else (self._key.name, self._key.organization or "")
+        stored = StoredResponse(
+            id=body.id,
+            key_name=name,
+            response=msgspec.Raw(msgspec.json.encode(body)),
+            before=self._asked.before,
+            input=self._asked.input,
+            output=text,
+            organization=organization,
+        )
         await self._context.responses.add(stored)
 
     def _begun(self, choices: Choices) -> ModelResponse:
@@ -89,7 +99,7 @@ class AnswerInHand:
 async def create_response(request: Request) -> Response:
     """Answer a text or a conversation. It is stored, unless store is false, and others can go on from it."""
     asked = await read_request(request, parse_response, partial(_conversation_before, request))
-    in_hand = AnswerInHand(context_of(request), _owner_of(request), asked)
+    in_hand = AnswerInHand(context_of(request), caller_of(request).key, asked)
     return await answer(request, asked.completion, in_hand.events, in_hand.body, in_hand.keep)
 
 
@@ -103,7 +113,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a stored response. Those that went on from it stay whole."""
     _require_storing(request, response_id)
-    await context_of(request).responses.delete(response_id, _owner_of(request))
+    await context_of(request).responses.delete(response_id, tenant_of(request))
     return JsonResponse(DeletedResponse(response_id))
 
 
@@ -143,22 +153,17 @@ async def _conversation_before(request: Request, body: bytes) -> dict[str, Any]:
     store, previous = context_of(request).responses, previous_of(body)
     if previous is None or not store.is_on:
         return {}
-    return {"before": (await store.get(previous, _owner_of(request), "previous_response_id")).conversation}
+    return {"before": (await store.get(previous, tenant_of(request), "previous_response_id")).conversation}
 
 
 async def _stored(request: Request, response_id: str) -> StoredResponse:
     _require_storing(request, response_id)
-    return await context_of(request).responses.get(response_id, _owner_of(request))
+    return await context_of(request).responses.get(response_id, tenant_of(request))
 
 
 def _require_storing(request: Request, response_id: str) -> None:
     if not context_of(request).responses.is_on:
         raise RequestError(f"no such response: {response_id}; {NOT_STORED}", "response_id", "not_found", 404)
-
-
-def _owner_of(request: Request) -> str:
-    key = caller_of(request).key
-    return "" if key is None else key.name
 
 
 def _item(id: str, message: dict[str, Any]) -> InputMessage:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import WithJsonSchema
 
 from services.gateway.api.context import context_of
+from services.gateway.api.intake import tenant_of
 from services.gateway.http.operation import JSON, Content, JsonResponse, answers
 from shared.errors import NoResponderError
 from shared.openai.errors import RequestError
@@ -27,9 +28,9 @@ RoleName = Annotated[Role, WithJsonSchema({"type": "string", "enum": [role.value
 
 @router.get("/status", **answers(_object("what slackwater status --json shows, and the figures of slackwater top")))
 async def status(request: Request) -> Response:
-    """Every process of the stack, its executors, its queues and its batches."""
-    context = context_of(request)
-    return JsonResponse(await ask_stack(context.bus, context.dashboard.view))
+    """Every process of the stack, its executors, its queues, and the batches that the key sees."""
+    context, tenant = context_of(request), tenant_of(request)
+    return JsonResponse(await ask_stack(context.bus, lambda: context.dashboard.view(tenant)))
 
 
 @router.post("/executors/{executor_id}/drain", **answers(HEARTBEAT))

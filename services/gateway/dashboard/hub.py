@@ -5,15 +5,16 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from services.gateway.dashboard.history import COLUMNS, History, Row
 from services.gateway.dashboard.questions import StackAnswers, StackQuestions
-from services.gateway.dashboard.snapshot import snapshot_of
+from services.gateway.dashboard.snapshot import Snapshot, snapshot_of, with_batches
 from services.gateway.http.errors import Refusal
 from services.gateway.http.tally import HttpTally
+from services.gateway.tenants import Tenant
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
@@ -31,6 +32,8 @@ MAX_VIEWERS = 256
 RETRY_S = 30.0
 FRESH_S = 2.0  # for so long what was answered is good enough for who comes anew
 
+EVERYTHING = Tenant.of(None)
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -43,11 +46,20 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(slots=True)
-class _Published:
-    number: int
+class _Told:
+    """To those who see the same batches."""
+
     now: msgspec.Raw  # encoded once, for both events
     next: bytes  # for whoever has seen the one before
     whole: bytes | None = None  # for everybody else; made when the first needs it
+
+
+@dataclass(slots=True)
+class _Published:
+    number: int
+    snapshot: Snapshot  # with all batches
+    rows: list[Row]
+    told: dict[str | None, _Told] = field(default_factory=dict)  # by owner, None: to admins; made when one looks
 
 
 class DashboardHub:
@@ -85,9 +97,9 @@ class DashboardHub:
                 logger.warning("the dashboard does not follow the bus yet", extra={"why": str(error)})
                 await self._bus.wait_reconnected(generation, timeout_s=PERIOD_S)
 
-    def view(self) -> StackView:
-        """What has been seen of the stack, whether anybody looks or not."""
-        return self._watch.view(self._clock.monotonic_s())
+    def view(self, tenant: Tenant = EVERYTHING) -> StackView:
+        """What has been seen of the stack, whether anybody looks or not. ``tenant``: whose batches it tells of."""
+        return self._watch.view(self._clock.monotonic_s(), tenant.sees)
 
     @property
     def batch_counts(self) -> BatchCounts:
@@ -127,12 +139,13 @@ class DashboardHub:
                 self._has_viewers.clear()
                 self._published = None
 
-    async def next_event(self, seen: int) -> tuple[int, bytes] | None:
-        """The newest event, once it is another than number ``seen`` (0: none), and its number. None at the end."""
+    async def next_event(self, seen: int, tenant: Tenant = EVERYTHING) -> tuple[int, bytes] | None:
+        """The newest event, once it is another than number ``seen`` (0: none), and its number; of batches it tells
+        what the tenant sees. None at the end."""
         while not self._is_closed:
             published = self._published
             if published is not None and published.number != seen:
-                return published.number, self._event(published, seen)
+                return published.number, self._event(published, seen, tenant)
             await self._has_news.wait()
         return None
 
@@ -162,19 +175,29 @@ class DashboardHub:
         lines_left = self._watch.lines_left()
         http = self._tally.last_hour(self._clock.monotonic_s())
         snapshot = snapshot_of(self.view(), lines_left, self.answers, http, self._model, self._clock.unix_s())
-        now = msgspec.Raw(_encoder.encode(snapshot))
         rows = self.history.since(self._num_rows_told)
         self._num_rows_told = self.history.num_recorded
         self._num_published += 1
-        self._published = _Published(self._num_published, now, _event_bytes(_Message(now, rows)))
+        self._published = _Published(self._num_published, snapshot, rows)
         self._tell()
 
-    def _event(self, published: _Published, seen: int) -> bytes:
+    def _event(self, published: _Published, seen: int, tenant: Tenant) -> bytes:
+        told = self._told(published, tenant)
         if published.number == seen + 1 and seen:
-            return published.next
-        if published.whole is None:
-            published.whole = _event_bytes(_Message(published.now, self.history.since(0), COLUMNS))
-        return published.whole
+            return told.next
+        if told.whole is None:
+            told.whole = _event_bytes(_Message(told.now, self.history.since(0), COLUMNS))
+        return told.whole
+
+    def _told(self, published: _Published, tenant: Tenant) -> _Told:
+        key, snapshot = None if tenant.is_admin else tenant.owner, published.snapshot
+        if key not in published.told:
+            if key is not None:
+                batches, ended = self._watch.batches(tenant.sees), self._watch.ended(tenant.sees)
+                snapshot = with_batches(snapshot, batches, ended)
+            now = msgspec.Raw(_encoder.encode(snapshot))
+            published.told[key] = _Told(now, _event_bytes(_Message(now, published.rows)))
+        return published.told[key]
 
     def _tell(self) -> None:
         self._has_news.set()

@@ -7,12 +7,12 @@ import msgspec
 from services.gateway.dashboard.questions import StackAnswers
 from services.gateway.http.tally import HttpState
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import Batch, LineError
+from shared.protocol.batches import Batch, BatchRecord, LineError
 from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.watch.pools import role_text
-from shared.watch.stack_watch import ExecutorView, StackView, ended_at
+from shared.watch.stack_watch import BatchView, ExecutorView, StackView, ended_at
 
 MAX_ERRORS = 3
 
@@ -152,8 +152,8 @@ def snapshot_of(
         executors=[ExecutorState.of(executor) for executor in view.executors],
         online={name: LatencyState.of(histogram) for name, histogram in online.items()},
         lines_left=lines_left,
-        batches=[BatchState.of(batch.record, batch.lines_per_s, batch.left_s) for batch in view.batches],
-        ended=[BatchState.of(record) for record in view.ended],
+        batches=_open(view.batches),
+        ended=_ended(view.ended),
         budgets=[BudgetState.of(record, answers) for key, record in view.budgets.items() if key in profile_keys],
         http=http,
         processes=[
@@ -161,3 +161,16 @@ def snapshot_of(
             for each in answers.processes
         ],
     )
+
+
+def with_batches(snapshot: Snapshot, batches: list[BatchView], ended: list[BatchRecord]) -> Snapshot:
+    """The same moment, for who sees these batches only."""
+    return msgspec.structs.replace(snapshot, batches=_open(batches), ended=_ended(ended))
+
+
+def _open(batches: list[BatchView]) -> list[BatchState]:
+    return [BatchState.of(batch.record, batch.lines_per_s, batch.left_s) for batch in batches]
+
+
+def _ended(records: list[BatchRecord]) -> list[BatchState]:
+    return [BatchState.of(record) for record in records]

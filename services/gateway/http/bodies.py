@@ -94,6 +94,7 @@ class Upload:
 
     filename: str
     contents: BinaryIO
+    num_bytes: int
     expires_after_s: int | None
 
 
@@ -160,7 +161,7 @@ def _upload(form: FormData) -> Upload:
     filename = file.filename or ""
     if not 0 < len(filename) <= MAX_FILENAME_LENGTH:
         raise RequestError(f"the file's name must have 1 to {MAX_FILENAME_LENGTH} characters", "file")
-    return Upload(filename, file.file, None if fields.seconds is UNSET else fields.seconds)
+    return Upload(filename, file.file, file.size, None if fields.seconds is UNSET else fields.seconds)
 
 
 def _body_too_large(limit: int) -> RequestError:

@@ -9,7 +9,7 @@ from services.offline_queue.batches.tools import BatchTools
 from shared.cancellation import check_cancelled, wait_set
 from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
-from shared.protocol.batches import BatchRecord, FileObject
+from shared.protocol.batches import BatchRecord, FileRecord
 from shared.watch.stack_watch import ended_at
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class FileSweep:
             return age_s >= ORPHAN_AGE_S
         return 0 < self._keep_batches_s <= age_s
 
-    def _on_file(self, file_id: str, record: FileObject | None) -> None:
+    def _on_file(self, file_id: str, record: FileRecord | None) -> None:
         self._due.pop(file_id, None)
         if record is not None and record.expires_at is not None:
             self._due[file_id] = Deadline(self._clock, record.expires_at + GRACE_S)

@@ -18,7 +18,7 @@ from shared.bus import GrowingObject
 from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.completions.answers import PromptTokensDetails
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject, InputTokensDetails
+from shared.protocol.batches import BatchRecord, FileRecord, InputTokensDetails
 from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
 
@@ -182,8 +182,8 @@ class BatchOutputs:
 
     async def _show(self, file: GrowingObject, expires_s: int | None) -> None:
         kind = "output" if file is self._output else "error"
-        filename = f"{self._record.id}_{kind}.jsonl"
-        record = FileObject(file.name, file.size, self._record.created_at, filename, PURPOSE, expires_s)
+        batch, filename = self._record, f"{self._record.id}_{kind}.jsonl"
+        record = FileRecord(file.name, file.size, batch.created_at, filename, PURPOSE, expires_s, owner=batch.owner)
         await self._tools.files.put(file.name, record)
 
 

@@ -28,14 +28,23 @@ class BatchIngestion:
     ``run``, ``total`` requests are stored, or ``errors`` says why none is."""
 
     def __init__(
-        self, tools: BatchTools, record: BatchRecord, is_cancelled: Callable[[], bool], is_expired: Callable[[], bool]
+        self,
+        tools: BatchTools,
+        record: BatchRecord,
+        is_cancelled: Callable[[], bool],
+        is_expired: Callable[[], bool],
+        check_tokens: Callable[[int], LineError | None],
     ) -> None:
+        """``check_tokens``: told how many there are in the lines so far, prompts and longest answers; says why they are
+        too many."""
         self.total = 0
+        self.num_tokens = 0
         self.errors: list[LineError] = []
         self._tools = tools
         self._record = record
         self._is_cancelled = is_cancelled
         self._is_expired = is_expired
+        self._check_tokens = check_tokens
 
     async def run(self) -> None:
         """Store every request, the results of those that cannot be served, and the batch's lines; stops early when
@@ -69,6 +78,10 @@ class BatchIngestion:
                 parsed = await asyncio.to_thread(reader.parse, group)
             self.errors += parsed.errors[: MAX_ERRORS - len(self.errors)]
             if len(self.errors) == MAX_ERRORS or self._is_cancelled():
+                return
+            self.num_tokens += sum(line.most_tokens for line in parsed.lines)
+            if too_many := self._check_tokens(self.num_tokens):
+                self.errors.append(too_many)
                 return
             if not self.errors:
                 await self._until_stored(partial(_store, self._tools, parsed))

@@ -11,6 +11,7 @@ from services.offline_queue.batches.lines import line_of, read_lines
 from services.offline_queue.batches.progress import BatchProgress
 from services.offline_queue.batches.records import Change
 from services.offline_queue.batches.results import out_of_budget, unreadable_failure, unreadable_result
+from services.offline_queue.batches.token_quota import over_token_quota
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Stored
 from shared.cancellation import wait_set
@@ -18,7 +19,7 @@ from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.access.key_usage import day_of
-from shared.protocol.batches import BatchRecord
+from shared.protocol.batches import BatchRecord, LineError
 from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.protocol.sampling import ENDS_WELL, FinishReason
 
@@ -52,7 +53,13 @@ class BatchLife:
         self._given_up: dict[int, str] = {}  # error, by line; to be stored as the line's result
         self._is_cancelled = False
         self._is_out_of_budget = False
+        self._queued_tokens = record.queued_tokens  # as long as there is no progress
         self.notice(record)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of the requests without a result that are known so far: prompts and longest answers."""
+        return self._queued_tokens if self.progress is None else self.progress.open_tokens
 
     def notice(self, record: BatchRecord) -> None:
         """The record was written by anyone; a cancellation takes effect at once."""
@@ -159,7 +166,8 @@ class BatchLife:
         self._urgent.set()
 
     async def _ingest(self) -> None:
-        ingested = BatchIngestion(self._tools, self.record, lambda: self._is_cancelled, self._is_expired)
+        is_cancelled, check = lambda: self._is_cancelled, self._check_tokens
+        ingested = BatchIngestion(self._tools, self.record, is_cancelled, self._is_expired, check)
         try:
             await ingested.run()
         except NotFoundOnBusError:
@@ -174,9 +182,18 @@ class BatchLife:
         elif self._is_cancelled:
             await self._reload()
         else:
-            await self._edit(batch_records.started(ingested.total, self._tools.model.name, self._now_s()))
+            counted = ingested.total, ingested.num_tokens
+            await self._edit(batch_records.started(*counted, self._tools.model.name, self._now_s()))
         became = {"batch_id": self.record.id, "status": self.record.status, "lines": ingested.total}
         logger.info("batch ingested", extra=became)
+
+    def _check_tokens(self, num_tokens: int) -> LineError | None:
+        """Of the lines that are read so far."""
+        self._queued_tokens = num_tokens
+        too_many = over_token_quota(self._tools, self.record, num_tokens)
+        if too_many is not None:
+            self._queued_tokens = 0  # none of it will run, so it is in no other batch's way
+        return too_many
 
     async def _work(self) -> None:
         """Follow the results until none is open, or the batch is cancelled or expires."""
@@ -254,7 +271,7 @@ class BatchLife:
         for start in range(0, len(done), GROUP_DELETES):
             group = done[start : start + GROUP_DELETES]
             await asyncio.gather(*(self._tools.bus.delete_stored(subjects.REQUESTS_STREAM, each) for each in group))
-        await self._edit(batch_records.progressed(counts))
+        await self._edit(batch_records.progressed(counts, progress.open_tokens))
 
     async def _end(self) -> None:
         """Write the files, then the final status."""
@@ -283,6 +300,7 @@ class BatchLife:
         self._close_outputs()
         if self.progress is not None:
             self._held_before |= dict.fromkeys(self.progress.held_request_ids())
+            self._queued_tokens = self.progress.open_tokens
         self.progress = self._feed = None
 
     def _close_outputs(self) -> None:

@@ -36,6 +36,16 @@ class BatchLine(msgspec.Struct, frozen=True, array_like=True):
     response: ModelResponse | None = None  # of /v1/responses, the answer without any output yet
     reasoning: Reasoning | None = None  # that its output may have before its content
 
+    @property
+    def most_output_tokens(self) -> int:
+        """Of all its choices together."""
+        return 0 if self.sampling is None else self.sampling.n * self.sampling.max_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and the longest answers."""
+        return self.num_prompt_tokens + self.most_output_tokens
+
 
 _decoder = msgspec.json.Decoder(BatchLine)
 

@@ -20,7 +20,7 @@ from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import OPEN_STATUSES, BatchRecord, FileObject
+from shared.protocol.batches import OPEN_STATUSES, BatchRecord, FileRecord
 from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.share import Share
@@ -66,8 +66,9 @@ class BatchManager:
         self._pool_bytes = pool_bytes
         self._lives: dict[str, BatchLife] = {}
         fixed = partial(BatchTools, bus=bus, tokenizer=tokenizer, model=model, pool=pool, clock=clock)
+        told = partial(fixed, room=self._room, queued_tokens=self._queued_tokens)
         self._spending = BatchSpending(bus, clock)
-        self._make_tools = partial(fixed, room=self._room, max_failures=max_failures, spending=self._spending)
+        self._make_tools = partial(told, max_failures=max_failures, spending=self._spending)
 
     async def start(self) -> None:
         """Recover: when this returns, the pool holds all that has to run, in the order of the batches' creation and of
@@ -75,7 +76,7 @@ class BatchManager:
         await self._bus.ensure_streams()
         self.tools = self._make_tools(
             batches=await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
-            files=await self._bus.bucket(subjects.FILES_BUCKET, FileObject),
+            files=await self._bus.bucket(subjects.FILES_BUCKET, FileRecord),
             objects=await self._bus.objects(),
         )
         await self._spending.start()
@@ -154,6 +155,9 @@ class BatchManager:
     def _room(self) -> int:
         at_work = sum(life.record.status == "in_progress" for life in self._lives.values())
         return self._pool_bytes // max(1, at_work)
+
+    def _queued_tokens(self, owner: str) -> int:
+        return sum(life.queued_tokens for life in self._lives.values() if life.record.owner == owner)
 
     def _in_order(self) -> list[BatchLife]:
         return sorted(self._lives.values(), key=lambda life: (life.record.created_at, life.record.id))

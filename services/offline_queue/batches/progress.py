@@ -17,7 +17,8 @@ COMPLETED_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 class BatchProgress:
     """A few bytes per line; the first result of a line counts, whoever delivers it. ``held_bytes``: about what the
-    open requests that were handed to the pool take there."""
+    open requests that were handed to the pool take there; ``open_tokens``: prompts and longest answers of all open
+    ones."""
 
     def __init__(self, batch_id: str) -> None:
         self.batch_id = batch_id
@@ -25,9 +26,11 @@ class BatchProgress:
         self.num_open = 0
         self.num_held = 0
         self.held_bytes = 0
+        self.open_tokens = 0
         self.counts = BatchCounts()
         self._states = bytearray()
         self._prompt_tokens = array("I")
+        self._output_tokens = array("I")  # the most that there may be
         self._sequences = array("Q")  # of the stored request; 0 where not known
         self._sampling_bytes: dict[int, int] = {}  # by line, where it has many
         self._failures: dict[int, dict[int, None]] = {}  # sequences of the stored ones, by line
@@ -35,10 +38,12 @@ class BatchProgress:
 
     def add_line(self, line: BatchLine) -> None:
         """Lines come in their order, before all else."""
-        for values in (self._states, self._prompt_tokens, self._sequences):
+        for values in (self._states, self._prompt_tokens, self._output_tokens, self._sequences):
             values.extend([0] * (line.line + 1 - len(values)))
         self._states[line.line] = OPEN
         self._prompt_tokens[line.line] = line.num_prompt_tokens
+        self._output_tokens[line.line] = line.most_output_tokens
+        self.open_tokens += line.most_tokens
         if line.num_sampling_bytes:
             self._sampling_bytes[line.line] = line.num_sampling_bytes
         self.total += 1
@@ -69,6 +74,7 @@ class BatchProgress:
             self.held_bytes -= self._bytes_of(line)
         self._states[line] = DONE
         self.num_open -= 1
+        self.open_tokens -= self._prompt_tokens[line] + self._output_tokens[line]
         if self._sequences[line]:
             self._done_requests.append(self._sequences[line])
         self.counts += counts

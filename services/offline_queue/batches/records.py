@@ -46,10 +46,10 @@ class BatchCounts:
         return {"request_counts": RequestCounts(total, self.completed, self.failed), "usage": usage}
 
 
-def started(total: int, model: str, now_s: int) -> Change:
+def started(total: int, queued_tokens: int, model: str, now_s: int) -> Change:
     """validating -> in_progress, once every line is stored."""
-    counts = RequestCounts(total)
-    return _where({"validating"}, status="in_progress", request_counts=counts, model=model, in_progress_at=now_s)
+    fields: dict[str, Any] = {"request_counts": RequestCounts(total), "queued_tokens": queued_tokens, "model": model}
+    return _where({"validating"}, status="in_progress", in_progress_at=now_s, **fields)
 
 
 def failed(errors: list[LineError], now_s: int) -> Change:
@@ -69,14 +69,14 @@ def broken(why: str, output_file_id: str | None, error_file_id: str | None, now_
     return _where(OPEN_STATUSES, None, status="failed", failed_at=now_s, **fields)
 
 
-def progressed(counts: BatchCounts) -> Change:
-    """The counts so far, while the batch is at work."""
-    return _where({"in_progress", "cancelling"}, counts)
+def progressed(counts: BatchCounts, queued_tokens: int) -> Change:
+    """The counts so far, while the batch is at work, and the tokens of what is left."""
+    return _where({"in_progress", "cancelling"}, counts, queued_tokens=queued_tokens)
 
 
 def finalizing(counts: BatchCounts, now_s: int) -> Change:
     """in_progress -> finalizing, once every line has its result."""
-    return _where({"in_progress"}, counts, status="finalizing", finalizing_at=now_s)
+    return _where({"in_progress"}, counts, status="finalizing", finalizing_at=now_s, queued_tokens=0)
 
 
 def reopened(record: BatchRecord) -> BatchRecord:

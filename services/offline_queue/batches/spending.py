@@ -52,8 +52,12 @@ class BatchSpending:
 
     def spent_budget(self, client_id: str) -> SpentBudget | None:
         """Of the key of this client, where one is used up. A key that has gone leaves its batches as they are."""
-        key = self._keys.get(key_name_of(client_id) or "")
+        key = self.key_of(client_id)
         return None if key is None else self.ledger.totals.spent_budget(key, self._clock.unix_s())
+
+    def key_of(self, client_id: str) -> ApiKeyRecord | None:
+        """Of this client; None where it has none, or one that has gone."""
+        return self._keys.get(key_name_of(client_id) or "")
 
     async def _forget_old(self) -> None:
         """Of all keys, whoever counted it; once a day."""

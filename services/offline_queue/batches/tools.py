@@ -10,7 +10,7 @@ from shared.bus import Bucket, Bus, Objects
 from shared.clock import Clock
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject
+from shared.protocol.batches import BatchRecord, FileRecord
 from shared.replica.offline_pool import OfflinePool
 from shared.text.tokenizer import Tokenizer
 
@@ -25,9 +25,10 @@ class BatchTools:
     pool: OfflinePool
     clock: Clock
     room: Callable[[], int]  # bytes in the pool for each batch at work
+    queued_tokens: Callable[[str], int]  # of all open batches of an owner
     max_failures: int  # of one request, before it is given up
     batches: Bucket[BatchRecord]
-    files: Bucket[FileObject]
+    files: Bucket[FileRecord]
     objects: Objects
     spending: BatchSpending
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import msgspec
 
 from shared.bounds import Weight
+from shared.protocol.access.owners import owner_of
 
 PREFIX = "sk-slackwater-"
 KEY_BYTES = 32  # of randomness
@@ -16,6 +17,7 @@ HINT_LENGTH = 4
 # What a key may call; ``watch``: the stack's state; ``admin``: that, orders to executors, and what keys have used.
 Permission = Literal["chat", "completions", "responses", "embeddings", "files", "batches", "watch", "admin"]
 PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
+USER_PERMISSIONS = tuple(each for each in PERMISSIONS if each != "admin")
 
 
 class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,10 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None  # of prompts and answers; days and months are those of UTC
     tokens_per_month: int | None = None
+    organization: str | None = None  # whose things its own are, and that of others; None: its own alone
+    max_stored_bytes: int | None = None  # quotas: of all files of its owner,
+    max_open_batches: int | None = None  # of the owner's batches that have not ended,
+    max_queued_tokens: int | None = None  # of prompts and longest answers of their requests without a result
     expires_at: int | None = None  # unix seconds; None: never
     models: list[str] | None = None  # the names that it may ask for; None: any
     endpoints: list[Permission] | None = None  # None: all
@@ -52,6 +58,11 @@ class ApiKeyRecord(KeyTerms, frozen=True):
     key_hash: str  # see hash_api_key
     hint: str  # the end of the key, to tell keys apart
     created_at: int  # unix seconds
+
+    @property
+    def owner(self) -> str:
+        """Of what is made with it."""
+        return owner_of(self.name, self.organization)
 
 
 def new_api_key() -> str:

@@ -169,16 +169,21 @@ class GatewayRig:
             completed.result()
 
     def submit_batch(
-        self, bodies: Iterable[dict[str, Any]], name: str = "line", endpoint: BatchEndpoint = "/v1/completions"
+        self,
+        bodies: Iterable[dict[str, Any]],
+        name: str = "line",
+        endpoint: BatchEndpoint = "/v1/completions",
+        client: openai.OpenAI | None = None,
     ) -> str:
-        """Line-0 first; the batch's id."""
+        """Line-0 first; the batch's id. ``client``: whose it is, where it is not the rig's own."""
+        client = client or self.openai
         lines = [
             {"custom_id": f"{name}-{number}", "method": "POST", "url": endpoint, "body": body}
             for number, body in enumerate(bodies)
         ]
         content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        uploaded = self.openai.files.create(file=("in.jsonl", content), purpose="batch")
-        made = self.openai.batches.create(input_file_id=uploaded.id, endpoint=endpoint, completion_window="24h")
+        uploaded = client.files.create(file=("in.jsonl", content), purpose="batch")
+        made = client.batches.create(input_file_id=uploaded.id, endpoint=endpoint, completion_window="24h")
         return made.id
 
     def _nats_arguments(self) -> Sequence[str]:

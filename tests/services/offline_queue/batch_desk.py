@@ -171,6 +171,7 @@ class Desk:
         window_s: int = 86_400,
         endpoint: str = CHAT,
         client_id: str = "",
+        owner: str = "",
     ) -> str:
         """As the gateway does; the batch's id."""
         self.number += 1
@@ -180,7 +181,8 @@ class Desk:
         await self.objects.put(file_id, data)
         await self.files.create(file_id, FileObject(file_id, len(data), now_s, "input.jsonl", "batch"))
         ends_s = now_s + window_s
-        record = BatchRecord(batch_id, endpoint, file_id, "24h", now_s, ends_s, "validating", client_id=client_id)
+        whose = {"client_id": client_id, "owner": owner}
+        record = BatchRecord(batch_id, endpoint, file_id, "24h", now_s, ends_s, "validating", **whose)
         await self.batches.create(batch_id, record)
         return batch_id
 

@@ -17,7 +17,7 @@ from services.local.commands.output import stdout_console
 from services.local.commands.parameters import BusOptions, JsonOption, show
 from services.local.stack.keys import Keys, open_keys
 from shared.json_text import json_text
-from shared.protocol.access.api_keys import ApiKeyRecord, KeyTerms, shown_time
+from shared.protocol.access.api_keys import USER_PERMISSIONS, ApiKeyRecord, KeyTerms, shown_time
 from shared.settings.command_options import with_option_groups
 
 Answer = TypeVar("Answer")
@@ -31,8 +31,8 @@ key_app = typer.Typer(no_args_is_help=True)
 @with_option_groups
 def create(*, name: KeyName, terms: KeyTermOptions, stack: BusOptions, as_json: JsonOption = False) -> None:
     """Make a key and show it, this once. It is valid at once, whether the stack runs or not. What is not named has no
-    limit."""
-    agreed = KeyTerms(**terms.named(time.time()))
+    limit, but to be an admin it has to be named: --endpoints all."""
+    agreed = KeyTerms(**({"endpoints": list(USER_PERMISSIONS)} | terms.named(time.time())))
     key = _with_keys(stack, lambda keys: keys.create(name, agreed))
     if as_json:
         print(json_text({"name": name, "key": key}))
@@ -112,8 +112,16 @@ def _date(unix_s: int) -> str:
     return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d}"
 
 
+def _permissions(record: ApiKeyRecord) -> str:
+    if record.endpoints is None:
+        return "all"
+    return "all but admin" if record.endpoints == list(USER_PERMISSIONS) else ", ".join(record.endpoints)
+
+
 def _terms(record: ApiKeyRecord, now_s: float) -> Iterator[str]:
-    yield "all" if record.endpoints is None else ", ".join(record.endpoints)
+    yield _permissions(record)
+    if record.organization is not None:
+        yield f"for {record.organization}"
     if record.models is not None:
         yield f"of {', '.join(record.models)}"
     if record.expires_at is not None:
@@ -123,5 +131,8 @@ def _terms(record: ApiKeyRecord, now_s: float) -> Iterator[str]:
         "tokens a minute": record.tokens_per_minute,
         "tokens a day": record.tokens_per_day,
         "tokens a month": record.tokens_per_month,
+        "stored bytes": record.max_stored_bytes,
+        "open batches": record.max_open_batches,
+        "queued tokens": record.max_queued_tokens,
     }
     yield from (f"{limit:,} {what}" for what, limit in limits.items() if limit is not None)

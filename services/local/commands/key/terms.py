@@ -8,9 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from services.local.commands.key.expiry import parse_expiry
+from shared.openai.objects import is_well_formed
 from shared.protocol.access.api_keys import PERMISSIONS
 
-NEVER, ALL = "never", "all"
+NEVER, ALL, NONE = "never", "all", "none"
+LIMITS = (
+    *("requests_per_minute", "tokens_per_minute", "tokens_per_day", "tokens_per_month"),
+    *("max_stored_bytes", "max_open_batches", "max_queued_tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,22 @@ class KeyTermOptions:
     tokens_per_month: Annotated[
         int | None, typer.Option(min=0, help="A budget: the same in a month of UTC; 0 is none.")
     ] = None
+    organization: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Its files, batches and stored responses are those of all keys of this name; or none."
+        ),
+    ] = None
+    max_stored_bytes: Annotated[
+        int | None, typer.Option(min=0, help="A quota: of its files, those that batches wrote too; 0 is none.")
+    ] = None
+    max_open_batches: Annotated[
+        int | None, typer.Option(min=0, help="A quota: of its batches that have not ended; 0 is none.")
+    ] = None
+    max_queued_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="A quota: of prompts and longest answers in its batches, not done yet; 0 is none."),
+    ] = None
     expires: Annotated[
         str | None,
         typer.Option(
@@ -48,18 +69,21 @@ class KeyTermOptions:
     endpoints: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help=f"It may call these only, separated by commas: {', '.join(PERMISSIONS)}; or all."
+            metavar="NAMES",
+            help=f"It may call these only, separated by commas: {', '.join(PERMISSIONS)}; or all. A new key's are all "
+            "but admin.",
         ),
     ] = None
 
     def named(self, now_s: float) -> dict[str, Any]:
         """Fields of KeyTerms that were named. Raises typer.BadParameter."""
-        limits = ("requests_per_minute", "tokens_per_minute", "tokens_per_day", "tokens_per_month")
         named: dict[str, Any] = {
-            name: getattr(self, name) or None for name in limits if getattr(self, name) is not None
+            name: getattr(self, name) or None for name in LIMITS if getattr(self, name) is not None
         }
         if self.weight is not None:
             named["weight"] = self.weight
+        if self.organization is not None:
+            named["organization"] = _organization(self.organization)
         if self.expires is not None:
             named["expires_at"] = None if self.expires == NEVER else parse_expiry(self.expires, now_s)
         if self.models is not None:
@@ -67,6 +91,15 @@ class KeyTermOptions:
         if self.endpoints is not None:
             named["endpoints"] = _permissions(self.endpoints)
         return named
+
+
+def _organization(text: str) -> str | None:
+    if text == NONE:
+        return None
+    if not is_well_formed(text):
+        message = f"an organization's name has 1 to 64 of A-Z, a-z, 0-9, _ and -; {text!r} is none"
+        raise typer.BadParameter(message, param_hint="--organization")
+    return text
 
 
 def _listed(text: str) -> list[str] | None:

@@ -1,6 +1,7 @@
 """Keys that end, that permit a part, and that have a budget, as clients of real gateways see them; and what is counted
 of them, over several gateways and kills."""
 
+import contextlib
 import json
 import signal
 import time
@@ -83,7 +84,13 @@ async def test_a_key_is_refused_from_its_end_on_and_says_why(rig: GatewayRig) ->
 
 
 async def test_a_key_calls_what_it_permits_and_nothing_else(rig: GatewayRig) -> None:
-    with closing(await client_with(rig, "texts", endpoints=["completions", "batches"])) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        permitted: list[Any] = [["completions", "batches"], ["files"]]
+        names = zip(("texts", "uploads"), permitted, strict=True)
+        client, uploader = [
+            stack.enter_context(closing(await client_with(rig, name, organization="writers", endpoints=each)))
+            for name, each in names
+        ]
         assert complete(client).status_code == 200
         assert client.get("/v1/models").json()["data"][0]["id"] == MODEL
         assert client.get("/v1/batches").status_code == 200
@@ -99,7 +106,7 @@ async def test_a_key_calls_what_it_permits_and_nothing_else(rig: GatewayRig) -> 
         chat = client.post("/v1/chat/completions", json={})
         assert chat.status_code == 403 and "Missing scopes: chat" in chat.text and "'texts'" in chat.text
         batch = {"input_file_id": "", "completion_window": "24h", "endpoint": "/v1/chat/completions"}
-        batch["input_file_id"] = upload(rig)
+        batch["input_file_id"] = uploader.post("/v1/files", data={"purpose": "batch"}, files=UPLOAD).json()["id"]
         refused = client.post("/v1/batches", json=batch)
         assert refused.status_code == 403 and refused.json()["error"]["param"] == "endpoint"
         assert client.post("/v1/batches", json=batch | {"endpoint": "/v1/completions"}).status_code == 200
@@ -246,6 +253,9 @@ def upload(rig: GatewayRig) -> str:
 def batch_lines(count: int) -> bytes:
     lines = [{"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": BODY} for n in range(count)]
     return b"".join(httpx.Request("POST", "http://x", json=line).content + b"\n" for line in lines)
+
+
+UPLOAD = {"file": ("in.jsonl", batch_lines(1))}
 
 
 def submit_batch(client: httpx.Client, count: int) -> str:

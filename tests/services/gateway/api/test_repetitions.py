@@ -21,7 +21,7 @@ from shared.bus import Bus, Objects
 from shared.clock import SystemClock
 from shared.errors import BusError
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject
+from shared.protocol.batches import BatchRecord, FileRecord
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}\n'
@@ -180,10 +180,10 @@ async def test_a_file_that_was_not_stored_for_sure_is_gone_with_its_contents(
 ) -> None:
     monkeypatch.setattr(shared.bus.connection, "OPERATION_TIMEOUT_S", 0.5)
     bus = await Bus.connect(rig.nats_url, "test")
-    objects, records = await bus.objects(), await bus.bucket(subjects.FILES_BUCKET, FileObject)
+    objects, records = await bus.objects(), await bus.bucket(subjects.FILES_BUCKET, FileRecord)
     store = FileStore(records, SystemClock(), StoppingObjects(objects, rig))
     with pytest.raises(BusError):
-        await store.create("a.jsonl", io.BytesIO(LINE), None)
+        await store.create(FileRecord("file-1", len(LINE), 1, "a.jsonl", "batch"), io.BytesIO(LINE))
     rig.signal("nats", signal.SIGCONT)
     assert await store._try_withdraw(store._doubtful.get_nowait())
     assert await store.all() == [] and await objects.all() == {}
