@@ -49,7 +49,7 @@ EVERYTHING: Object = {
     "networkPolicy": {"gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}]},
 }
 OF_OPERATOR = ("ServiceMonitor", "PrometheusRule")  # no kinds of Kubernetes' own
-BUS_SETTINGS = {"SLACKWATER_NATS_CREDS", "SLACKWATER_NATS_CA"}  # read where a process connects
+BUS_SETTINGS = {"SLACKWATER_NATS_CREDS", "SLACKWATER_NATS_CA"}
 CLOSED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -158,7 +158,7 @@ def test_every_variable_is_a_setting_and_its_value_is_accepted(objects: list[Obj
         environ = environment(main_container(workload))
         settings = settings_of(struct)
         own = {name for name in environ if name.startswith("SLACKWATER_")}
-        assert own <= {setting.variable for setting in settings} | BUS_SETTINGS
+        assert own <= {setting.variable for setting in settings}
         composed(struct, Sources({}, environ, None, ()).resolve(settings))
 
 
