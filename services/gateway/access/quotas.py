@@ -28,6 +28,14 @@ class Quotas:
         self._coming_bytes = _Coming()
         self._coming_batches = _Coming()
 
+    async def check_bytes_left(self, key: ApiKeyRecord | None) -> None:
+        """Before anything is read of a file. Raises Refusal (429) and BusError."""
+        if key is None or (bound := key.max_stored_bytes) is None:
+            return
+        num_bytes = sum((await self._stored_bytes(key)).values())
+        if num_bytes >= bound:
+            _refuse(key, "stored_bytes", f"{num_bytes:,} bytes in files", f"{bound:,}", FREE_BYTES)
+
     @contextlib.asynccontextmanager
     async def storing(self, key: ApiKeyRecord | None, file: FileRecord) -> AsyncIterator[None]:
         """Around the storing of a file of this key's. Raises Refusal (429) and BusError."""
@@ -50,7 +58,7 @@ class Quotas:
         if key is None or not any(bound is not None for bound in bounds):
             yield
             return
-        await self._check_room_for_outputs(key)
+        await self.check_bytes_left(key)  # outputs count and are never refused: no new batch makes more of them
 
         async def stored() -> dict[str, int]:
             records = await self._open_batches(key)
@@ -64,14 +72,6 @@ class Quotas:
 
         async with self._coming_batches.let_in(key.owner, batch.id, 1, stored, check):
             yield
-
-    async def _check_room_for_outputs(self, key: ApiKeyRecord) -> None:
-        """Those of batches count, and are never refused: where there is no room, no new batch makes more of them."""
-        if (bound := key.max_stored_bytes) is None:
-            return
-        num_bytes = sum((await self._stored_bytes(key)).values())
-        if num_bytes >= bound:
-            _refuse(key, "stored_bytes", f"{num_bytes:,} bytes in files", f"{bound:,}", FREE_BYTES)
 
     async def _stored_bytes(self, key: ApiKeyRecord) -> dict[str, int]:
         """By file."""

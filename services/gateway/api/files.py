@@ -26,9 +26,11 @@ async def create_file(request: Request) -> Response:
     context = context_of(request)
     take_request(request)
     await context.admission.check_offline()
+    key = caller_of(request).key
+    await context.quotas.check_bytes_left(key)
     async with read_upload(request, context.bodies.timeout_s) as upload:
         record = _record(upload, tenant_of(request).owner, context.clock.unix_s())
-        async with context.quotas.storing(caller_of(request).key, record):
+        async with context.quotas.storing(key, record):
             await context.files.create(record, upload.contents)
     return JsonResponse(shown(record))
 
