@@ -96,7 +96,7 @@ def collector() -> Iterator[Collector]:
 
 def start(rig: GatewayRig, endpoint: str, *gateway: str) -> None:
     rig.start_gateway("--trace-endpoint", endpoint, *gateway)
-    rig.start_executor("executor-0", "--trace-endpoint", endpoint)
+    rig.start_executor("executor-0", "--trace-endpoint", endpoint, "--budget-ms", "100")
     rig.wait_ready()
 
 
@@ -166,6 +166,29 @@ def test_a_request_that_goes_on_elsewhere_is_one_trace(tmp_path: Path, collector
     assert generate.events == ["first token", "lost"] and len(collector.named("route")) == 2
     (decode,) = collector.named("decode")  # the one that died has told nothing
     assert (decode.trace_id, decode.attributes["slackwater.executor_id"]) == (TRACE, "executor-1")
+
+
+def test_of_a_batchs_lines_some_are_in_its_trace(tmp_path: Path, collector: Collector) -> None:
+    with GatewayRig(tmp_path) as rig:
+        start(rig, collector.url)
+        rig.start_offline_queue()
+        rig.http.headers["traceparent"] = RECORDED
+        body = {"model": MODEL, "prompt": "Once", "max_tokens": 2, "ignore_eos": True}
+        lines = [
+            json.dumps({"custom_id": f"{n}", "method": "POST", "url": "/v1/completions", "body": body})
+            for n in range(120)
+        ]
+        files = {"file": ("in.jsonl", "\n".join(lines).encode())}
+        file_id = rig.http.post("/v1/files", files=files, data={"purpose": "batch"}).json()["id"]
+        asked = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch_id = rig.http.post("/v1/batches", json=asked).json()["id"]
+        wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs)
+        wait_until(lambda: len(collector.named("batch line")) == 2, rig.logs)
+    (created,) = collector.named("POST /v1/batches")
+    told = {span.attributes["slackwater.request_id"]: span for span in collector.named("batch line")}
+    assert {request_id.removeprefix(f"{batch_id}.") for request_id in told} == {"1", "101"}
+    assert {(span.parent, span.trace_id) for span in told.values()} == {(created.span_id, TRACE)}
+    assert len(collector.named("prefill")) == 2
 
 
 def test_a_collector_that_is_away_is_nobodys_trouble(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
         client_id=sender.client_id,
         client_weight=sender.client_weight,
         owner=tenant.owner,
+        traceparent=sender.span.traceparent,
     )
     admit = partial(context.quotas.opening, caller_of(request).key)
     return JsonResponse(shown(await context.batches.create(record, idempotency_key or None, admit)))

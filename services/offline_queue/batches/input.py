@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LINES = 50_000  # OpenAI's limit
 MAX_LINE_BYTES = 8 * 1024 * 1024
+LINES_A_TRACED = 100  # of a traced batch, the first among them
 MAX_CUSTOM_ID_LENGTH = 512  # characters
 MAX_LOGPROBS = 400_000  # of one result, about 6 MB
 USUAL_SAMPLING_BYTES = 256  # encoded; a waiting request is counted with as many
@@ -103,6 +104,7 @@ class BatchInput:
             prompt_token_ids=completion.prompt_token_ids,
             sampling=completion.sampling,
             arrival_s=float(self._record.created_at),
+            traceparent=self._record.traceparent if line % LINES_A_TRACED == 1 else "",
         )
         parsed.requests.append(OfflineRequest(generate, self._record.id, line, custom_id, completion.model))
         parsed.lines.append(_described(line, custom_id, completion, response))
