@@ -1,19 +1,24 @@
 """The turn of a plan on the bus: a step message out, a plan back: ``python -m benchmarks.bus.bus_turn``.
 
 Two processes, one nats-server, as in the stack: the one publishes step messages of 64 running requests, the other
-answers each with a plan of 64 entries. The turn is both ways; the design asks for one way, publish to receive.
+answers each with a plan of 64 entries. The turn is both ways; the design asks for one way, publish to receive. The bus
+is once open, and once encrypted with a key for each role, as that of a stack is; they are asked in turns.
 """
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator
 from multiprocessing import get_context
 
 import uvloop
 
 from benchmarks.harness.command import Results, benchmark, quantile, quantiles
-from benchmarks.harness.stack import stack
+from benchmarks.harness.stack import Stack, stack
 from benchmarks.scheduling.planning import make_step
 from shared.bus import Bus
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from shared.protocol import subjects
 from shared.protocol.codec import encode
 from shared.protocol.steps import StepPlan, StepStarted
@@ -21,9 +26,9 @@ from shared.protocol.steps import StepPlan, StepStarted
 RUNNING, WARM_UP = 64, 100
 
 
-async def answer(url: str) -> None:
+async def answer(address: BusAddress) -> None:
     """The peer: a plan for each step message."""
-    bus = await Bus.connect(url, "bench-peer")
+    bus = await Bus.connect(address, "bench-peer")
 
     async def on_step(message: StepStarted) -> None:
         plan = StepPlan(message.executor_id, message.epoch, message.step + 1, message.entries, [], [], 0.0)
@@ -33,13 +38,13 @@ async def answer(url: str) -> None:
     await asyncio.Event().wait()
 
 
-def peer(url: str) -> None:
-    uvloop.run(answer(url))
+def peer(address: BusAddress) -> None:
+    uvloop.run(answer(address))
 
 
-async def turns(url: str, rounds: int) -> tuple[list[float], int]:
-    """Milliseconds of each turn, fastest first, and the size of a step message in bytes."""
-    bus = await Bus.connect(url, "bench")
+async def turns(address: BusAddress, rounds: int) -> tuple[list[float], int]:
+    """Milliseconds of each turn, and the size of a step message in bytes."""
+    bus = await Bus.connect(address, "bench")
     arrived: asyncio.Queue[float] = asyncio.Queue()
 
     async def on_plan(_: StepPlan) -> None:
@@ -55,21 +60,36 @@ async def turns(url: str, rounds: int) -> tuple[list[float], int]:
         except TimeoutError:  # the peer is still starting
             continue
     await bus.close()
-    return sorted(times[WARM_UP:]), len(encode(message))
+    return times[WARM_UP:], len(encode(message))
+
+
+@contextlib.contextmanager
+def answered(running: Stack) -> Iterator[BusAddress]:
+    """A peer answers; where to ask."""
+    peers_own = running.address(BusRole.OFFLINE_QUEUE)
+    process = get_context("spawn").Process(target=peer, args=(peers_own,), daemon=True)
+    process.start()
+    try:
+        yield running.address(BusRole.EXECUTOR)
+    finally:
+        process.terminate()
+        process.join()
 
 
 @benchmark
-def main(rounds: int = 2000) -> Results:
-    with stack() as running:
-        process = get_context("spawn").Process(target=peer, args=(running.nats_url,), daemon=True)
-        process.start()
-        try:
-            times, size = uvloop.run(turns(running.nats_url, rounds))
-        finally:
-            process.terminate()
-            process.join()
-    yield {
-        "step message bytes": str(size),
-        **quantiles(times, {"turn p50 ms": 0.5, "p90 ms": 0.9, "p99 ms": 0.99}, digits=3),
-        "one way p50 ms": f"{quantile(times, 0.5) / 2:.3f}",
-    }
+def main(rounds: int = 2000, repeats: int = 5) -> Results:
+    times: dict[str, list[float]] = {"open": [], "encrypted, with keys": []}
+    with contextlib.ExitStack() as exits:
+        asked = [exits.enter_context(answered(exits.enter_context(stack(is_secured=each)))) for each in (False, True)]
+        for _ in range(repeats):
+            for taken, address in zip(times.values(), asked, strict=True):
+                found, size = uvloop.run(turns(address, rounds // repeats))
+                taken += found
+    for name, taken in times.items():
+        taken.sort()
+        yield {
+            "bus": name,
+            "step message bytes": str(size),
+            **quantiles(taken, {"turn p50 ms": 0.5, "p90 ms": 0.9, "p99 ms": 0.99}, digits=3),
+            "one way p50 ms": f"{quantile(taken, 0.5) / 2:.3f}",
+        }

@@ -15,8 +15,11 @@ import httpx
 import psutil
 
 from benchmarks.harness.command import model_folder
+from services.local.stack.bus_access.folder import BusFolder
 from services.local.stack.machine import free_port
-from services.local.stack.service_commands import SYNC_INTERVAL, nats_argv
+from services.local.stack.service_commands import LOCAL_HOSTS, SYNC_INTERVAL, nats_argv
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 
 READY_S, POLL_S, SAMPLE_S = 120.0, 0.05, 0.1
 MIB = 2**20
@@ -25,13 +28,24 @@ MIB = 2**20
 class Stack:
     """Services by name. What a gateway serves is at ``url``."""
 
-    def __init__(self, store: Path, sync_interval: str = SYNC_INTERVAL) -> None:
+    def __init__(self, store: Path, sync_interval: str = SYNC_INTERVAL, is_secured: bool = False) -> None:
+        """``is_secured``: its bus is encrypted, and lets in roles only, as that of ``slackwater up``."""
         self.processes: dict[str, psutil.Popen] = {}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         nats_port = free_port()
-        self.nats_url = f"nats://127.0.0.1:{nats_port}"
-        self._spawn("nats-server", *nats_argv(store / "nats.conf", store / "nats", nats_port, sync_interval))
+        self.nats_url = f"{'tls' if is_secured else 'nats'}://127.0.0.1:{nats_port}"
+        self._access = BusFolder(store / "bus") if is_secured else None
+        access = ""
+        if self._access is not None:
+            self._access.ensure(LOCAL_HOSTS)
+            access = self._access.server_config()
+        argv = nats_argv(store / "nats.conf", store / "nats", nats_port, sync_interval, access)
+        self._spawn("nats-server", *argv)
+
+    def address(self, role: BusRole) -> BusAddress:
+        """As a process of the role is let in."""
+        return BusAddress(self.nats_url) if self._access is None else self._access.address(self.nats_url, role)
 
     def start(self, service: str, *options: str, name: str = "") -> None:
         """``name``: else the service's own, with a hyphen."""
@@ -50,10 +64,10 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(sync_interval: str = SYNC_INTERVAL, **services: Sequence[str]) -> Iterator[Stack]:
+def stack(sync_interval: str = SYNC_INTERVAL, is_secured: bool = False, **services: Sequence[str]) -> Iterator[Stack]:
     """A nats-server and these services with their options, begun in this order; the gateway among them is ready."""
     with TemporaryDirectory() as store:
-        made = Stack(Path(store), sync_interval)
+        made = Stack(Path(store), sync_interval, is_secured)
         try:
             for service, options in services.items():
                 made.start(service, *options)

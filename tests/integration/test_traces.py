@@ -22,6 +22,7 @@ from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 RECORDED, IGNORED = f"00-{TRACE}-{CLIENT}-01", f"00-{TRACE}-{CLIENT}-00"
 NUM_TOKENS = 40
+PRESET = ("--preset", "sarathi++")  # which needs no latency model
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def collector() -> Iterator[Collector]:
 
 def start(rig: GatewayRig, endpoint: str, *gateway: str) -> None:
     rig.start_gateway("--trace-endpoint", endpoint, *gateway)
-    rig.start_executor("executor-0", "--trace-endpoint", endpoint, "--budget-ms", "100")
+    rig.start_executor("executor-0", "--trace-endpoint", endpoint, *PRESET)
     rig.wait_ready()
 
 
@@ -171,7 +172,7 @@ def test_a_request_that_goes_on_elsewhere_is_one_trace(tmp_path: Path, collector
 def test_of_a_batchs_lines_some_are_in_its_trace(tmp_path: Path, collector: Collector) -> None:
     with GatewayRig(tmp_path) as rig:
         start(rig, collector.url)
-        rig.start_offline_queue()
+        rig.start_offline_queue(*PRESET)
         rig.http.headers["traceparent"] = RECORDED
         body = {"model": MODEL, "prompt": "Once", "max_tokens": 2, "ignore_eos": True}
         lines = [
