@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ from shared.protocol import subjects
 from shared.protocol.access.key_usage import KeyUsage
 from tests.conftest import nats_server_binary, wait_for_port
 
-NUM_WRITES = 200
+NUM_WRITES, NUM_ROUNDS = 200, 8
 WITHIN_S = 60.0
+EVERY = "slackwater.results.>"
 
 
 class Cluster:
@@ -48,6 +50,9 @@ class Cluster:
         process = self._processes.pop(number)
         process.kill()
         process.wait()
+
+    def signal(self, number: int, signum: signal.Signals) -> None:
+        self._processes[number].send_signal(signum)
 
     def close(self) -> None:
         for number in list(self._processes):
@@ -110,7 +115,7 @@ async def test_nothing_acknowledged_is_lost_with_the_server_that_had_taken_it(cl
             await store_until(bus, NUM_WRITES // 2, numbers, acknowledged)
             await asyncio.to_thread(cluster.kill, lost)
             await store_until(bus, NUM_WRITES, numbers, acknowledged)
-            stored = [each.subject async for each in bus.read(subjects.RESULTS_STREAM, "slackwater.results.>", str)]
+            stored = [each.subject async for each in bus.read(subjects.RESULTS_STREAM, EVERY, str)]
         assert set(acknowledged) <= set(stored) and len(stored) == len(set(stored))
         await asyncio.to_thread(cluster.start, lost)
     finally:
@@ -134,7 +139,7 @@ async def test_what_one_server_held_gets_copies_and_no_asked_number_is_exceeded(
         )
         await one.raise_replicas(subjects.STORED)
         assert await replicas_of(bus, subjects.RESULTS_STREAM) == 3
-        assert [each.message async for each in bus.read(subjects.RESULTS_STREAM, "slackwater.results.>", int)] == [1]
+        assert [each.message async for each in bus.read(subjects.RESULTS_STREAM, EVERY, int)] == [1]
     finally:
         await one.close()
         await bus.close()
@@ -157,3 +162,28 @@ def test_a_number_of_copies_is_one_that_servers_can_keep(text: str) -> None:
     (setting,) = [each for each in settings_of(PredictorSettings) if each.name == "nats_replicas"]
     with pytest.raises(ValueError, match="known: auto, 1, 3, 5"):
         setting.convert(text, strict=False)
+
+
+async def test_what_was_acknowledged_is_read_at_once_though_a_server_lags(cluster: Cluster) -> None:
+    """It has stood still, and gets what it has missed while it is asked."""
+    writer, reader = [await Bus.connect(BusAddress(cluster.url), name) for name in ("writer", "reader")]
+    try:
+        await made_streams(writer)
+        leader = await leader_of(writer, subjects.RESULTS_STREAM)
+        late = next(number for number in range(3) if number != leader)
+        expected: set[str] = set()
+        async with asyncio.timeout(WITHIN_S):
+            for round in range(NUM_ROUNDS):
+                cluster.signal(late, signal.SIGSTOP)
+                written = [(subjects.result(f"batch_{round}.{number}"), "x" * 100_000) for number in range(40)]
+                with contextlib.suppress(BusError):  # those that were not confirmed may be there
+                    await writer.store_many(written)
+                    expected |= {subject for subject, _ in written}
+                cluster.signal(late, signal.SIGCONT)
+                for _ in range(4):
+                    found = {each.subject async for each in reader.read(subjects.RESULTS_STREAM, EVERY, str)}
+                    assert expected <= found, (len(expected - found), round)
+        assert expected
+    finally:
+        await writer.close()
+        await reader.close()
