@@ -1,5 +1,6 @@
 """Which commands make which tables, and how they are run anew."""
 
+import contextlib
 import shlex
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from loadgen.datasets import DATASETS
 
 KEEPING = (FIGURES, "benchmarks.vllm")  # they keep what they make unasked
 TAIL_LINES = 5
+INTERRUPTED_AGAIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,15 @@ def run(job: Job, data: Path) -> str | None:
         try:
             _, errors = process.communicate()
         except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.communicate()
+            _interrupt(process)
             raise
     return "\n".join(errors.splitlines()[-TAIL_LINES:]) if process.returncode else None
+
+
+def _interrupt(process: subprocess.Popen[str]) -> None:
+    """Return when it has ended. One that has just begun may lose the first signal: it gets others."""
+    while True:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=INTERRUPTED_AGAIN_S)
+            return

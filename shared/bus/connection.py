@@ -84,6 +84,12 @@ class FencedClient(Client):  # type: ignore[misc]
         command: bytes = super()._connect_command()
         return command
 
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """nats-py takes new servers into its pool, but leaves what the server has told as it was."""
+        if "connect_urls" in info:
+            self._server_info["connect_urls"] = info["connect_urls"]
+        await super()._process_info(info, initial_connection)
+
     async def _process_err(self, err_msg: str) -> None:
         if self.is_connected and _is_not_let_in(err_msg):
             await self._process_op_err(nats.errors.AuthorizationError())

@@ -38,6 +38,7 @@ FETCH_BATCH = 256
 FETCH_BYTES = 16 * 1024**2  # in memory at once, where no message is larger
 FETCH_WAIT_S = 25.0  # at the server, for messages that come: less than it keeps a consumer without requests
 BEAT_S = 5.0  # between its words meanwhile
+MOST_TRIES = 20  # to have a consumer where it does not lag: of three servers one is right
 LATE_S = 1.0  # that they may be
 STILL_WAITS, WAITED_IN_VAIN = "100", "408"  # what it says then, by NATS's ADR-13 and ADR-37
 NEXT_API = "$JS.API.CONSUMER.MSG.NEXT"
@@ -228,7 +229,7 @@ class Streams(Connection):
         self, stream: str, subject: str, fetch: int = FETCH_BATCH, start: int = 1, newest_only: bool = False
     ) -> AsyncGenerator[Raw | None, None]:
         """As ``follow`` and ``read_raw``; recreates a consumer that was lost."""
-        last, caught_up = start - 1, False
+        last, caught_up, num_tries = start - 1, False, 0
         policy = DeliverPolicy.LAST_PER_SUBJECT if newest_only else DeliverPolicy.BY_START_SEQUENCE
         while True:
             check_cancelled()
@@ -245,6 +246,11 @@ class Streams(Connection):
                 consumer = await self._js.add_consumer(stream, config)
                 pending = consumer.num_pending or 0
                 check_cancelled()
+                if num_tries < MOST_TRIES and await self._may_lag(stream, consumer):
+                    num_tries += 1
+                    await self._js.delete_consumer(stream, consumer.name)
+                    continue
+                num_tries = 0
                 if last >= start and not pending and (await self._js.stream_info(stream)).state.last_seq < last:
                     logger.warning("the store has lost messages, reading all again", extra={"stream": stream})
                     last = 0
@@ -274,6 +280,14 @@ class Streams(Connection):
             except FAILURES as error:
                 logger.warning("stream reader lost its consumer", extra={"stream": stream, "error": repr(error)})
                 await self.wait_reconnected(self.reconnects, timeout_s=0.5)
+
+    async def _may_lag(self, stream: str, consumer: ConsumerInfo) -> bool:
+        """In a cluster a consumer is on any server that has a copy, and one that was away may not have yet all that was
+        acknowledged; the one that takes what is stored has."""
+        if self.replicas == 1 or consumer.cluster is None:
+            return False
+        reply = await self._ask(f"{INFO_API}.{stream}", {}, NO_SUCH_STREAM)
+        return bool(reply.cluster.leader) and reply.cluster.leader != consumer.cluster.leader
 
     async def _pull(self, consumer: ConsumerInfo, num_pending: int) -> tuple[list[Msg], str]:
         """So many, or fewer where they are large; where none is pending, one if it comes in time; and the status by
@@ -325,7 +339,12 @@ class _State(msgspec.Struct):
     subjects: dict[str, int] | None = None
 
 
+class _Cluster(msgspec.Struct):
+    leader: str = ""
+
+
 class _ApiReply(msgspec.Struct):
     error: _ApiError | None = None
     total: int = 0
+    cluster: _Cluster = msgspec.field(default_factory=_Cluster)
     state: _State = msgspec.field(default_factory=_State)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.bounds import Count
+from shared.bounds import Positive
 from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.request import Kind
 
@@ -15,7 +15,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     request_id: str
     kind: Kind
-    num_scheduled_tokens: Count  # 1 for a decode, the chunk's length for a prefill
+    num_scheduled_tokens: Positive  # 1 for a decode, the chunk's length for a prefill
 
 
 class Schedule(msgspec.Struct, frozen=True):
