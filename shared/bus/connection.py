@@ -120,7 +120,7 @@ class Connection:
         """Connect, trying for ``timeout_s``; from then on reconnect without limit. An address that is a URL is that of
         a bus which lets everyone in. Raises BusError, and ConfigError for credentials that cannot be used."""
         address = address if isinstance(address, BusAddress) else BusAddress(address)
-        url = address.url
+        url, is_alone = address.url, len(address.servers) == 1
         client = CLIENTS.get(urlsplit(url).scheme, FencedClient)()
         access = _access(client, address)
         connection, last_error = cls(client, address.replicas), ""
@@ -153,13 +153,13 @@ class Connection:
             try:
                 async with asyncio.timeout_at(deadline):  # nats-py tries without end by itself
                     await client.connect(
-                        url if len(address.servers) == 1 else address.servers,
+                        url if is_alone else address.servers,
                         name=name,
                         allow_reconnect=True,
                         max_reconnect_attempts=-1,
                         reconnect_time_wait=0.2,
                         connect_timeout=2,
-                        ping_interval=PING_S if len(address.servers) == 1 else CLUSTER_PING_S,
+                        ping_interval=PING_S if is_alone else CLUSTER_PING_S,
                         pending_size=64 * 1024 * 1024,
                         disconnected_cb=on_disconnect,
                         reconnected_cb=on_reconnect,

@@ -5,8 +5,8 @@ none. Where a struct takes a setting over from another one, the field names that
 there: ``kv_blocks: Annotated[int, ExecutorSettings]``. A field that is a struct of settings itself is a table of its
 own, by the field's name. ``Meta(extra=choices(...))`` lists the known values, ``extra=LIST`` marks a text that several
 values with commas between them make up, ``extra=SECRET`` one that is not shown, ``extra=BASE`` the one of a table that
-the others have their defaults from. ``NatsUrl`` and the like, and ``LogLevel``,
-are settings that several services have.
+the others have their defaults from. ``NatsUrl`` and the like, and ``LogLevel``, are settings
+that several services have.
 """
 
 from collections.abc import Iterable

@@ -97,10 +97,7 @@ class ThreeHosts:
     async def lose(self, host: str) -> None:
         """All of its processes at once, and its link."""
         self._hosts.cut(host, BUS)
-        for keeper, _ in self._keepers[host]:
-            keeper.retire()
-            keeper.kill()
-        await asyncio.gather(*(keeping for _, keeping in self._keepers.pop(host)))
+        await self._kill(host)
 
     def bring_back(self, host: str) -> None:
         """With what its disk has."""
@@ -198,7 +195,12 @@ class ThreeHosts:
 
     async def _stop(self) -> None:
         for host in list(self._keepers):
-            for keeper, _ in self._keepers[host]:
-                keeper.retire()
-                keeper.kill()
-            await asyncio.gather(*(keeping for _, keeping in self._keepers.pop(host)))
+            await self._kill(host)
+
+    async def _kill(self, host: str) -> None:
+        """Its processes, at once; they are not started again."""
+        ending = self._keepers.pop(host)
+        for keeper, _ in ending:
+            keeper.retire()
+            keeper.kill()
+        await asyncio.gather(*(keeping for _, keeping in ending))

@@ -123,7 +123,6 @@ def _check_tokens(key: ApiKeyRecord, records: list[BatchRecord]) -> None:
 
 def _refuse(key: ApiKeyRecord, reason: str, used: str, bound: str, remedy: str) -> NoReturn:
     """Its client is told not to repeat it: nothing changes within seconds."""
-    whose = f"the API key {key.name!r}" if key.organization is None else f"the organization {key.organization!r}"
-    message = f"You exceeded your current quota: {whose} has {used}, of at most {bound}; {remedy}."
+    message = f"You exceeded your current quota: {key.named_owner} has {used}, of at most {bound}; {remedy}."
     headers = {"x-should-retry": "false"}
     raise Refusal(reason, message, RETRY_S, 429, INSUFFICIENT_QUOTA, headers=headers)

@@ -11,7 +11,7 @@ from services.local.stack.data_dir import bus_at
 from services.local.stack.options import StackOptions
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
-from shared.errors import ConfigError, SlackwaterError, StackError
+from shared.errors import SlackwaterError, StackError
 from shared.protocol import subjects
 from shared.watch.stack_status import ping_all
 
@@ -78,7 +78,7 @@ def _is_let_in(address: BusAddress) -> bool:
 
     try:
         asyncio.run(connect())
-    except (StackError, ConfigError):
+    except StackError:
         return False
     return True
 

@@ -15,10 +15,10 @@ def over_token_quota(tools: BatchTools, record: BatchRecord, num_tokens: int) ->
     num_queued = tools.queued_tokens(record.owner)
     if num_queued <= key.max_queued_tokens:
         return None
-    whose = f"the API key {key.name!r}" if key.organization is None else f"the organization {key.organization!r}"
     message = (
-        f"Enqueued token limit reached for {whose}: at most {key.max_queued_tokens:,}, prompts and longest answers "
-        f"together; other batches have {num_queued - num_tokens:,}, the lines of this one up to here {num_tokens:,}. "
+        f"Enqueued token limit reached for {key.named_owner}: at most {key.max_queued_tokens:,}, prompts and longest "
+        f"answers together; other batches have {num_queued - num_tokens:,}, the lines of this one up to here "
+        f"{num_tokens:,}. "
         "Try again once those are done, or split the file."
     )
     return LineError(TOKEN_LIMIT_EXCEEDED, message)

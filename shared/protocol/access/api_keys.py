@@ -64,6 +64,13 @@ class ApiKeyRecord(KeyTerms, frozen=True):
         """Of what is made with it."""
         return owner_of(self.name, self.organization)
 
+    @property
+    def named_owner(self) -> str:
+        """That owner, as it is called before its users."""
+        if self.organization is None:
+            return f"the API key {self.name!r}"
+        return f"the organization {self.organization!r}"
+
 
 def new_api_key() -> str:
     """A random key; whoever is shown it is the only one who has it."""
