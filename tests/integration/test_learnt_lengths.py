@@ -13,6 +13,8 @@ import openai
 import pytest
 
 from shared.bus import Bus
+from shared.bus.address import BusAddress
+from shared.bus.permissions import BusRole
 from shared.protocol import subjects
 from shared.protocol.learnt import Learnt
 from shared.scheduling.strategy import Strategy
@@ -76,15 +78,15 @@ class Client:
     def num_kept(self) -> float:
         """Beginnings whose lengths are known to whoever recalls what is kept."""
         order = STRATEGY.make_offline_order(iter(()))
-        order.recall(asyncio.run(_kept(self._stack.status()["nats"])))
+        order.recall(asyncio.run(_kept(self._stack.bus(BusRole.OFFLINE_QUEUE))))
         return order.details()["output_lengths"]
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         wait_until(condition, lambda: f"{self.completed()} of {NUM_LINES}: {self.details()}", TIMEOUT_S)
 
 
-async def _kept(nats_url: str) -> bytes:
-    bus = await Bus.connect(nats_url, "test")
+async def _kept(address: BusAddress) -> bytes:
+    bus = await Bus.connect(address, "test")
     try:
         entries = await (await bus.bucket(subjects.LEARNT_BUCKET, Learnt)).entries()
     finally:
