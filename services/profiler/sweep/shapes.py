@@ -74,8 +74,8 @@ def _larger(info: ExecutorInfo) -> Iterator[MeasureShape]:
     seqs = _levels(usual.max_num_seqs, min(largest.max_num_seqs, largest.max_num_batched_tokens), factor=2)[-2::-1]
     prompt = min(PROMPT_TOKENS, usual.max_num_batched_tokens)
     prompts = [MeasureShape([PrefillChunk(prompt)] * (total // prompt), [], REPEATS) for total in tokens]
-    contexts = (min(LARGE_CONTEXT, info.spec.num_blocks // size * block_size - 1) for size in seqs)
-    decodes = [MeasureShape([], [context] * size, REPEATS) for size, context in zip(seqs, contexts, strict=True)]
+    contexts = {size: min(LARGE_CONTEXT, info.spec.num_blocks // size * block_size - 1) for size in seqs}
+    decodes = [MeasureShape([], [context] * size, REPEATS) for size, context in contexts.items() if context > 0]
     yield from (shape for shape in _in_turn(prompts, decodes) if fits(shape, info))
 
 

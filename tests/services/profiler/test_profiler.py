@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -324,3 +325,12 @@ async def test_a_model_record_alone_is_kept(bus: Bus, tmp_path: Path, predictor:
     async with running(service), MeasuringExecutor(bus, executor_info(**SMALL)):
         await until(lambda: is_done(service))
     assert (await model_of(bus)).latency_model().predict_ms(BatchFeatures(0, 0, 1, 1)) == pytest.approx(26.2, rel=0.2)
+
+
+@pytest.mark.parametrize("num_blocks", [2, 150, 300])
+def test_an_executor_of_few_blocks_takes_every_shape(num_blocks: int) -> None:
+    """Fewer than the decodes of the largest step."""
+    info = replace(executor_info(max_num_seqs=256, num_blocks=num_blocks), largest=StepSizes(4096, 1024))
+    shapes = sweep_shapes(info)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(shapes), type=list[MeasureShape]) == shapes
+    assert max(len(shape.decode_context_lens) for shape in shapes) <= num_blocks
