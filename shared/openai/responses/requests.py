@@ -17,7 +17,7 @@ from shared.text.tokenizer import Tokenizer
 RESPONSES = "/v1/responses"
 
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
-STORED_FIELDS = ("conversation",)
+NO_CONVERSATION = "conversation is not supported: name previous_response_id, or send the whole conversation as input"
 PLAIN = {"type": "text"}
 TEXT_PARTS = ("input_text", "output_text", "text")
 RENAMED = {
@@ -115,9 +115,9 @@ def _supported_fields(body: bytes, fields: ResponseBody) -> dict[str, msgspec.Ra
     try:
         raw = read_fields(body, fields.__struct_fields__, RESPONSE_FIELDS)
     except RequestError as error:
-        if error.param not in STORED_FIELDS:
+        if error.param != "conversation":
             raise
-        raise RequestError(f"{error.param} is not supported: {NOT_STORED}", error.param, error.code) from error
+        raise RequestError(NO_CONVERSATION, error.param, error.code) from error
     if fields.text is not None:
         check_field("text.verbosity", fields.text.verbosity, ("medium",))
         check_depth("text.format", fields.text.format)
