@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from shared.clock import Clock
 from shared.process.tracing import Attributes, Tracing
 from shared.protocol.requests import GenerateRequest
@@ -48,6 +50,27 @@ class RequestSpans:
             num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
             now_s, is_line = self._clock.unix_s(), not request.gateway_id
             self._traced[request.request_id] = _Traced(request.traceparent, num_tokens, now_s, now_s, is_line)
+
+    def traceparent(self, request_id: str) -> str:
+        """Of the span that it is generated in; empty where it is not traced."""
+        traced = self._traced.get(request_id)
+        return "" if traced is None else traced.parent
+
+    def taken(self, request: GenerateRequest, traceparent: str) -> None:
+        """With its KV, from another executor: it is decoded here from now on."""
+        self.came(replace(request, traceparent=traceparent))
+        if traceparent and self._tracing.is_on:
+            self._traced[request.request_id].phase = "decode"
+
+    def handed_over(self, request_id: str, taker_id: str, held_s: float) -> None:
+        """It is at another executor now; ``held_s``: seconds in which nobody ran it."""
+        traced = self._traced.pop(request_id, None)
+        if traced is not None:
+            now_s = self._clock.unix_s()
+            self._next(traced, "", now_s - held_s)
+            self._tracing.note(
+                "handing over", now_s - held_s, now_s, traced.parent, self._about | {"slackwater.taker_id": taker_id}
+            )
 
     def step_started(self, message: StepStarted) -> None:
         """Those in it run; those that ended without tokens are over."""

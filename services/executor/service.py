@@ -104,7 +104,7 @@ class ExecutorService(Service):
 
         def make_desk(link: KVLink) -> HandoverDesk:
             parts = self._replica, self._loop, link, self._tuning, clock
-            return HandoverDesk(bus, lambda: self.info, *parts, lambda: not self._draining)
+            return HandoverDesk(bus, lambda: self.info, *parts, lambda: not self._draining, self._spans)
 
         self._pool = PoolMember(lambda: self.info, engine, settings, make_desk)
         self._gateway_ids: dict[str, None] = {}  # who sent requests

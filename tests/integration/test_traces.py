@@ -169,6 +169,28 @@ def test_a_request_that_goes_on_elsewhere_is_one_trace(tmp_path: Path, collector
     assert (decode.trace_id, decode.attributes["slackwater.executor_id"]) == (TRACE, "executor-1")
 
 
+def test_a_request_that_is_handed_over_is_decoded_by_two(tmp_path: Path, collector: Collector) -> None:
+    with GatewayRig(tmp_path) as rig:
+        rig.start_gateway("--trace-endpoint", collector.url)
+        for executor_id, role in (("prompts", "relaxed"), ("decodes", "strict")):
+            rig.start_executor(executor_id, "--role", role, "--trace-endpoint", collector.url, *PRESET)
+        rig.wait_ready()
+        wait_until(lambda: ask(rig).status_code == 200 and bool(collector.named("handing over")), rig.logs)
+        collector.spans.clear()
+        assert ask(rig, RECORDED).status_code == 200
+        wait_until(lambda: len([span for span in collector.named("decode") if span.trace_id == TRACE]) == 2, rig.logs)
+        wait_until(lambda: any(span.trace_id == TRACE for span in collector.named("generate")), rig.logs)
+    own = [span for span in collector.spans if span.trace_id == TRACE]
+    first, last = sorted((span for span in own if span.name == "decode"), key=lambda span: span.start_ns)
+    (handing,) = (span for span in own if span.name == "handing over")
+    assert first.end_ns == handing.start_ns < handing.end_ns and first.start_ns < last.start_ns
+    of_both = [span.attributes["slackwater.executor_id"] for span in (first, handing, last)]
+    assert of_both == ["prompts", "prompts", "decodes"]
+    assert handing.attributes["slackwater.taker_id"] == "decodes"
+    (generate,) = (span for span in own if span.name == "generate")
+    assert {first.parent, handing.parent, last.parent} == {generate.span_id} and "handed over" in generate.events
+
+
 def test_of_a_batchs_lines_some_are_in_its_trace(tmp_path: Path, collector: Collector) -> None:
     with GatewayRig(tmp_path) as rig:
         start(rig, collector.url)

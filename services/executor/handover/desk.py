@@ -14,6 +14,7 @@ from services.executor.handover.peers import Peers, place_of
 from services.executor.handover.pulling import Pulling
 from services.executor.handover.pushing import Pushing
 from services.executor.handover.taking import Taking
+from services.executor.request_spans import RequestSpans
 from services.executor.step_loop import StepLoop
 from shared.bus import Bus, Subscription
 from shared.cancellation import check_cancelled, wait_set
@@ -50,6 +51,7 @@ class HandoverDesk:
         tuning: Tuning,
         clock: Clock,
         takes_requests: Callable[[], bool],
+        spans: RequestSpans,
     ) -> None:
         """``info``: the registration as it is now; ``takes_requests``: it is neither draining nor about to stop."""
         self._bus = bus
@@ -67,9 +69,9 @@ class HandoverDesk:
         self.peers = Peers(place, info().spec.model, clock)
         handovers = replica.handovers
         self._meetings = Meetings(bus, link, clock, self._spawn, self._review)
-        self._giving = Giving(bus, place, handovers, self.peers, clock, replica.totals)
+        self._giving = Giving(bus, place, handovers, self.peers, clock, replica.totals, spans)
         self._taking = Taking(
-            bus, place, handovers, link, self._spawn, self._why_not, self._on_taken, self._meetings.part
+            bus, place, handovers, link, self._spawn, self._why_not, self._on_taken, self._meetings.part, spans
         )
         self._pushing = Pushing(self.peers, link, self._giving, tuning)
         self._pulling = Pulling(

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 
 from services.executor.handover.peers import Peers
+from services.executor.request_spans import RequestSpans
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError, NobodyListensError
@@ -35,6 +36,7 @@ class Giving:
         peers: Peers,
         clock: Clock,
         totals: ExecutorCounters,
+        spans: RequestSpans,
     ) -> None:
         self._bus = bus
         self._place = place
@@ -42,6 +44,7 @@ class Giving:
         self._peers = peers
         self._clock = clock
         self._totals = totals
+        self._spans = spans
         self._on_their_way: dict[str, tuple[Place, Carried]] = {}  # by request id
         self._handover_ms = LatencyHistogram()
 
@@ -65,7 +68,7 @@ class Giving:
     async def give(self, carried: Carried, taker: Place, on_decided: Callable[[], None]) -> None:
         """Returns once it is decided where the request is."""
         request_id, began_s = carried.request.request_id, self._clock.monotonic_s()
-        offer = Offer(uuid.uuid4().hex, self._place, taker, carried)
+        offer = Offer(uuid.uuid4().hex, self._place, taker, carried, self._spans.traceparent(request_id))
         try:
             answer = await self._offer(offer)
         finally:
@@ -74,6 +77,7 @@ class Giving:
         event = log_ids(carried) | {"taker": taker.executor_id, "held_ms": round(held_ms, 1)}
         if answer.is_taken:
             self._handovers.gave(request_id)
+            self._spans.handed_over(request_id, taker.executor_id, held_ms / 1e3)
             self._handover_ms.add(held_ms)
             self._totals.handover_s += held_ms / 1e3
             logger.debug("request handed over", extra=event)

@@ -10,6 +10,7 @@ from typing import Any
 
 from services.executor.handover.giving import log_ids
 from services.executor.handover.link import KVLink
+from services.executor.request_spans import RequestSpans
 from shared.bus import Bus
 from shared.errors import LinkError
 from shared.protocol import subjects
@@ -38,6 +39,7 @@ class Taking:
         why_not: Callable[[Offer], str],
         on_taken: Callable[[Kind], None],
         on_broken: Callable[[Place], Coroutine[Any, Any, None]],
+        spans: RequestSpans,
     ) -> None:
         """``why_not``: nothing of this kind is taken now, in words; ``on_taken``: the replica has one more;
         ``on_broken``: reads from there have failed."""
@@ -49,6 +51,7 @@ class Taking:
         self._why_not = why_not
         self._on_taken = on_taken
         self._on_broken = on_broken
+        self._spans = spans
         self._waiting: deque[tuple[Offer, asyncio.Future[Reserved | str]]] = deque()  # for a step to end
         self._decided: OrderedDict[str, bool] = OrderedDict()  # by handover id: whether it was taken
         self._num_reading = 0
@@ -111,6 +114,7 @@ class Taking:
             return why
         self._decide(offer.handover_id, True)
         request = self._handovers.take(offer.carried.request.request_id).request
+        self._spans.taken(offer.carried.request, offer.traceparent)
         self._on_taken(request.kind)
         taken = Taken(request.request_id, offer.carried.request.gateway_id, offer.giver, self._place)
         await self._bus.publish_or_drop(subjects.taken(self._place.executor_id), taken)
