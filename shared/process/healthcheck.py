@@ -16,7 +16,7 @@ from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.errors import BusError, ConfigError
 from shared.protocol import subjects
-from shared.protocol.services import ServiceStatus
+from shared.protocol.services import ServiceStatus, is_queue_at_work
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 CONNECT_TIMEOUT_S = 2.0
@@ -39,7 +39,8 @@ async def service_health(address: BusAddress | str, name: str) -> str:
 def address_of(name: str, environ: Mapping[str, str]) -> BusAddress:
     """Of the bus, as this service is let in: by its own role's credentials, which are all that are there."""
     url, creds, ca = (environ.get(f"SLACKWATER_{each}", "") for each in ("NATS", "NATS_CREDS", "NATS_CA"))
-    role = BusRole(name) if name in set(BusRole) else BusRole.EXECUTOR
+    roles = [role for role in BusRole if name == role or (role is BusRole.OFFLINE_QUEUE and is_queue_at_work(name))]
+    role = roles[0] if roles else BusRole.EXECUTOR
     return BusAddress(url or DEFAULT_NATS, creds, ca, role)
 
 
