@@ -126,6 +126,11 @@ class Models:
         whys = [each.not_ready_because() for each in self._models]
         return None if None in whys else "; ".join(why for why in whys if why)
 
+    def unserved(self) -> dict[str, str]:
+        """Of several, those that cannot be served now, and why, by the name that is in answers."""
+        whys = {each.served.name: each.not_ready_because() for each in self._models if len(self._models) > 1}
+        return {name: why for name, why in whys.items() if why is not None}
+
     def check_online(self, client_id: str) -> None:
         """Whether one of them takes one more of this client, before it is known which is asked for. Raises Refusal
         (503)."""

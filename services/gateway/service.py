@@ -85,7 +85,6 @@ class GatewayService(Service):
 
     def details(self) -> Details:
         context, models = self._context, list(self._context.models)
-        unserved = {model.served.name: why for model in models if (why := model.not_ready_because())}
         return {
             "url": f"http://{self._settings.host}:{self._settings.port}",
             "model": ", ".join(model.served.name for model in models),
@@ -94,5 +93,5 @@ class GatewayService(Service):
             "flex_requests": sum(model.flex.num_live for model in models),
             "refused_requests": context.http_metrics.num_refused,
             "executors": sum(len(model.registry.live()) for model in models),
-            **{f"not_ready_{name}": why for name, why in unserved.items() if len(models) > 1},
+            **{f"{name}_not_ready": why for name, why in context.models.unserved().items()},
         }

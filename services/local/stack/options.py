@@ -114,7 +114,8 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_name(self) -> str:
-        """Of the stack's own: as it is told, else a folder's name, a GGUF file's without its end, otherwise the model as it was given."""
+        """Of the stack's own: as it is told, else a folder's name, a GGUF file's without its end, otherwise the model
+        as it was given."""
         if self.name:
             return self.name
         folder = Path(self.model).expanduser()

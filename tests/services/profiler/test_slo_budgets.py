@@ -31,6 +31,7 @@ from tests.services.profiler.test_slo_keeper import model
 
 SLO = "tbt_mean<=30ms"
 INFO = executor_info()
+WORK = subjects.of_model(INFO.spec.model)
 NUM_REQUESTS = 60
 SEARCHED_S = 180.0  # by then a search is over, on a busy machine as well
 
@@ -68,7 +69,7 @@ class Stack:
         async def answer(_: object) -> OfflineSample:
             return OfflineSample(list(lengths))
 
-        await self._bus.serve(subjects.OFFLINE_SAMPLE, object, answer)
+        await self._bus.serve(WORK.sample, object, answer)
 
     async def budget(self) -> BudgetRecord | None:
         budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)

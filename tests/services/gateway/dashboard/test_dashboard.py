@@ -164,7 +164,7 @@ def test_answers_are_tallied_by_the_minute_and_forgotten_after_an_hour() -> None
 
 @pytest.fixture
 async def hub(bus: Bus) -> AsyncIterator[DashboardHub]:
-    made = DashboardHub(bus, SystemClock(), "model", HttpTally())
+    made = DashboardHub(bus, SystemClock(), {"model": "model"}, HttpTally())
     running = asyncio.create_task(made.run())
     yield made
     running.cancel()
@@ -209,10 +209,10 @@ async def test_nobody_is_asked_while_nobody_looks(bus: Bus, hub: DashboardHub) -
     await bus.serve(subjects.PING, object, pong)
     async with hub.viewer():
         _, before = await next_of(hub, 0)
-    asked, recorded = num_asked, hub.history.num_recorded
+    asked, recorded = num_asked, hub.history().num_recorded
     assert asked > 0 and before["now"]["preset"] == "blendserve"
     assert before["now"]["order"] == {"compute_density": 1.27, "output_length_error": 0.2}
-    await until(lambda: hub.history.num_recorded >= recorded + 2)
+    await until(lambda: hub.history().num_recorded >= recorded + 2)
     assert num_asked <= asked + 1, "one question may have been under way"
     async with hub.viewer():
         _, after = await next_of(hub, 0)
@@ -220,7 +220,9 @@ async def test_nobody_is_asked_while_nobody_looks(bus: Bus, hub: DashboardHub) -
 
 
 async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_evidence(bus: Bus, hub: DashboardHub) -> None:
-    status = SloStatus(KEY, SloState.PROFILED, 25.0, BudgetSource.SLO, [VERDICT], 25.0, PROFILE.profiled_at_s, "first")
+    status = SloStatus(
+        KEY, SloState.PROFILED, 25.0, BudgetSource.SLO, [VERDICT], 25.0, PROFILE.profiled_at_s, "first", slos=SLOS
+    )
 
     async def report(_: object) -> SloReport:
         return SloReport(SLOS, [status])
@@ -261,14 +263,14 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
 
 
 async def test_a_profile_is_read_again_when_there_is_a_newer_one(bus: Bus) -> None:
-    told = SloStatus(KEY, SloState.RECORDING, 25.0, BudgetSource.SLO_START, [])
+    told = SloStatus(KEY, SloState.RECORDING, 25.0, BudgetSource.SLO_START, [], slos=SLOS)
 
     async def report(_: object) -> SloReport:
         return SloReport(SLOS, [told])
 
     await bus.serve(subjects.SLO_STATUS, object, report)
     profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
-    questions = StackQuestions(bus, SystemClock())
+    questions = StackQuestions(bus, SystemClock(), ["model"])
     assert (await questions.ask()).profiles == {}
     for at_s, value in ((7.0, 25.0), (8.0, 20.0)):
         found = msgspec.structs.replace(PROFILE, value=value, profiled_at_s=at_s)
