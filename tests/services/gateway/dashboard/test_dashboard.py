@@ -262,6 +262,72 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
     assert now["unwell"] == [f"{name} does not answer" for name in ("offline-queue", "predictor", "profiler")]
 
 
+@pytest.fixture
+async def hub_of_two(bus: Bus) -> AsyncIterator[DashboardHub]:
+    made = DashboardHub(bus, SystemClock(), {"model": "First", "other": "Second"}, HttpTally())
+    running = asyncio.create_task(made.run())
+    yield made
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_each_of_several_models_is_shown_by_itself(bus: Bus, hub_of_two: DashboardHub) -> None:
+    async def pong(_: object) -> ServiceStatus:
+        return ServiceStatus("offline-queue-other", 1, "ok", {"model": "other", "preset": "bros"})
+
+    def of_other() -> Heartbeat:
+        beaten = beat()
+        spec = msgspec.structs.replace(beaten.info.spec, model="other")
+        info = msgspec.structs.replace(beaten.info, executor_id="executor-1", spec=spec, profile_key="other.key")
+        return msgspec.structs.replace(beaten, info=info)
+
+    await bus.serve(subjects.PING, object, pong)
+    batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+    await batches.put("batch_1", batch())
+    await batches.put("batch_2", batch(id="batch_2", model_name="other"))
+    shown: dict[str, dict[str, Any]] = {}
+
+    async def look(model: str) -> None:
+        seen, now = 0, {"executors": []}
+        while not (now["executors"] and (model or len(now["executors"]) == 2) and now["batches"]):
+            for told in (beat(), of_other()):
+                await bus.publish(subjects.heartbeat(told.info.executor_id), told)
+            await bus.publish(subjects.online("executor-1"), served(200.0))
+            event = await asyncio.wait_for(hub_of_two.next_event(seen, model=model), 10)
+            assert event is not None
+            seen, now = event[0], data_of(event[1])["now"]
+        shown[model] = now
+
+    async with hub_of_two.viewer():
+        for model in ("", "First", "Second", "Nobody"):
+            await look(model)
+        await batches.delete("batch_2")
+        await until(lambda: not hub_of_two._parts.of("Second").watch.batches(lambda record: True))
+    assert all(now["models"] == ["First", "Second"] for now in shown.values())
+    told = {
+        model: (
+            now["model"],
+            [each["beat"]["info"]["executor_id"] for each in now["executors"]],
+            [each["id"] for each in now["batches"]],
+            now["preset"],
+        )
+        for model, now in shown.items()
+    }
+    everything = ("First, Second", ["executor-0", "executor-1"], ["batch_1", "batch_2"], "bros")
+    assert told == {
+        "": everything,
+        "Nobody": everything,
+        "First": ("First", ["executor-0"], ["batch_1"], None),
+        "Second": ("Second", ["executor-1"], ["batch_2"], "bros"),
+    }
+    assert [each["model"] for each in shown[""]["executors"]] == ["First", "Second"]
+    assert [each["model"] for each in shown[""]["batches"]] == ["First", "Second"]
+    samples = {model: now["online"]["ttft"]["num_samples"] for model, now in shown.items()}
+    assert samples["First"] == 0 < samples["Second"]
+    assert "offline-queue-model does not answer" in shown[""]["unwell"]
+
+
 async def test_a_profile_is_read_again_when_there_is_a_newer_one(bus: Bus) -> None:
     told = SloStatus(KEY, SloState.RECORDING, 25.0, BudgetSource.SLO_START, [], slos=SLOS)
 
