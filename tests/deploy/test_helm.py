@@ -413,10 +413,9 @@ def test_who_knows_of_all_models_is_told_what_their_pods_have() -> None:
     waited = [environment(init)["SLACKWATER_MODEL_PATH"] for init in gateway["initContainers"]]
     assert waited == [environs["slackwater-gateway"]["SLACKWATER_MODEL_PATH"], *(each.path for each in told.values())]
     assert len({init["name"] for init in gateway["initContainers"]}) == 3
-    each_prepares = one(
-        render(SEVERAL | {"model": {"volume": {"type": "emptyDir"}}}), "Deployment", "slackwater-gateway"
-    )
-    engines = [environment(each)["ENGINE"] for each in each_prepares["spec"]["template"]["spec"]["initContainers"]]
+    own_volumes = render(SEVERAL | {"model": {"volume": {"type": "emptyDir"}}})
+    gateway = one(own_volumes, "Deployment", "slackwater-gateway")["spec"]["template"]["spec"]
+    engines = [environment(each)["ENGINE"] for each in gateway["initContainers"]]
     assert engines == ["torch", "sim", "torch"], "each model's is that of its own pool"
 
 

@@ -60,9 +60,9 @@ class Context:
         self.tuning = Tuning(bus, on_change=lambda: None)
         self.tracing = Tracing(settings.trace_endpoint, "gateway", gateway_id, settings.trace_share)
         vllm = VllmRequests(self.telemetry.registry, max(each.served.max_model_len for each in prepared))
-        metrics = [GenerationMetrics(meter, vllm, self.http_metrics.keys, kind) for kind in KINDS]
+        online, flex = (GenerationMetrics(meter, vllm, self.http_metrics.keys, kind) for kind in KINDS)
         around = Surroundings(
-            bus, settings, clock, self.tuning, self.tracing, *metrics, num_live=lambda: self.models.num_live()
+            bus, settings, clock, self.tuning, self.tracing, online, flex, lambda: self.models.num_live()
         )
         self.models = Models(
             [GatewayModel(each, around, f"{gateway_id}-{index}") for index, each in enumerate(prepared)]
