@@ -123,6 +123,7 @@ def _line_numbers(text: str) -> dict[tuple[str, ...], int]:
         if header := HEADER.match(line):
             table = _names(header[2])
             if table[0] == MODELS:
+                lines.setdefault((MODELS,), number)
                 num_models += bool(header[1])
                 table = (MODELS, f"{max(0, num_models - 1)}", *table[1:])
             lines.setdefault(table, number)

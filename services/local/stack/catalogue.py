@@ -98,7 +98,9 @@ def stack_options(given: Mapping[str, Any], config: str | None, environ: Mapping
             raise ConfigError(f"{where}: {file.path} has [[{MODELS}]]; say there what each of them is")
     each = [_options_of_model(given, file, index, environ) for index in range(len(file.models))]
     try:
-        return msgspec.structs.replace(each[0], others=tuple(each[1:]))
+        options = msgspec.structs.replace(each[0], others=tuple(each[1:]))
+        options.require_models_apart()
+        return options
     except ValueError as error:
         raise ConfigError(f"{file.path}: {error}") from error
 

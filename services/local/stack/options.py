@@ -62,7 +62,6 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[StackOptions, ...] = ()  # the stack with each of its other models
 
     def __post_init__(self) -> None:
-        self._check_models()
         strategy = self.strategy
         if strategy.budget_ms and self.slo:
             raise ValueError("give one of --budget-ms and --slo, not both")
@@ -78,7 +77,8 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
         except SloError as error:
             raise ValueError(str(error)) from error
 
-    def _check_models(self) -> None:
+    def require_models_apart(self) -> None:
+        """Raises ValueError where two models, or their processes, would have the same name."""
         require_distinct([name for model in self.models for name in model.client_names])
         require_distinct([model.model_name for model in self.models])
         short = [short_name(model.model_name) for model in self.models]

@@ -70,6 +70,7 @@ def test_a_line_for_another_model_fails_alone() -> None:
 
 async def age(desk: Desk, batch_id: str, model: str | None) -> None:
     """As a version with one model had left it: no name in the record, and none in the subjects."""
+    await desk.bus.ensure_streams()
     old = f"{subjects.PREFIX}.{{}}.{{}}"
     moves = (
         (subjects.REQUESTS_STREAM, "requests", WORK.batch_requests(batch_id)),

@@ -1,6 +1,7 @@
 """Two models behind one gateway, over real HTTP, bus and executors (sim engine). No offline-queue runs."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,9 @@ async def test_usage_is_told_by_model(rig: GatewayRig) -> None:
     with client:
         for model in (MODEL, "b", "bee"):
             assert complete(client, model).status_code == 200
-    asked = {"start_time": 0, "limit": 31, "api_key_ids": "user", "group_by": ["model"], "end_time": None}
-    params = {name: value for name, value in asked.items() if value is not None}
+    params = {"start_time": int(time.time()) - 24 * 3600, "api_key_ids": "user", "group_by": "model"}
 
     def by_model() -> dict[str, int]:
-        params["start_time"] = int(rig.http.get("/v1/models").json()["data"][0]["created"]) - 24 * 3600
         days = rig.http.get("/v1/organization/usage/completions", params=params).json()["data"]
         return {each["model"]: each["num_model_requests"] for day in days for each in day["results"]}
 
@@ -99,7 +98,6 @@ async def test_usage_is_told_by_model(rig: GatewayRig) -> None:
         (b'{"body": {"model": "c", "prompt": "x"}}', "c"),
         (b'{"body": {"model": "nobody"}}\n', MODEL),
         (b"no JSON\n", MODEL),
-        (b"", MODEL),
         (b'{"body": {"model": "b", "prompt": "' + b"x" * 9_000_000 + b'"}}\n', MODEL),
     ],
 )
