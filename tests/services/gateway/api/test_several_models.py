@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,13 @@ def test_who_names_none_means_the_first(rig: GatewayRig) -> None:
 
 @pytest.mark.parametrize("body", [b"{", b'{"model": 7}', b'{"model": "nobody", "prompt": "x"}', b"[]", b"\xff"])
 def test_what_names_no_model_is_told_so_by_the_first(rig: GatewayRig, body: bytes) -> None:
-    refused = rig.http.post("/v1/completions", content=body)
+    refused = rig.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert refused.status_code == (404 if b"nobody" in body else 400), refused.text
 
 
 async def test_a_key_may_ask_for_some_of_them(rig: GatewayRig) -> None:
     client = await client_with(rig, "bees", endpoints=["completions"], models=["b"])
-    with client:
+    with closing(client):
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["b"]
         assert complete(client, "b").status_code == 200
         refused = complete(client, MODEL)
@@ -79,7 +80,7 @@ async def test_a_key_may_ask_for_some_of_them(rig: GatewayRig) -> None:
 
 async def test_usage_is_told_by_model(rig: GatewayRig) -> None:
     client = await client_with(rig, "user", endpoints=["completions"])
-    with client:
+    with closing(client):
         for model in (MODEL, "b", "bee"):
             assert complete(client, model).status_code == 200
     params = {"start_time": int(time.time()) - 24 * 3600, "api_key_ids": "user", "group_by": "model"}

@@ -59,8 +59,8 @@ def test_a_file_that_is_there_is_kept(folder: Path) -> None:
 
 
 def test_show_tells_what_each_of_several_models_has(folder: Path) -> None:
-    text = '[[models]]\nname = "a"\nmodel = "x"\n[models.executor]\nmax_num_seqs = 7\n[[models]]\nmodel = "y"\nexecutors = 2\n'
-    (folder / "slackwater.toml").write_text(text)
+    first = '[[models]]\nname = "a"\nmodel = "x"\n[models.executor]\nmax_num_seqs = 7\n'
+    (folder / "slackwater.toml").write_text(first + '[[models]]\nmodel = "y"\nexecutors = 2\n')
     shown = json.loads(slackwater("config", "show", "--json", SLACKWATER_EXECUTORS="3")[1])
     own = [tuple(each.values()) for each in shown["settings"] if each["table"].startswith("models")]
     assert own == [
