@@ -122,7 +122,7 @@ def test_objects_of_the_prometheus_operator_are_of_its_shape() -> None:
         ({"executors": [{"replicas": 2}]}, "name"),
         ({"executors": [{"name": "Mixed"}]}, "name"),
         ({"executors": [{"name": "mixed", "role": "stern"}]}, "role"),
-        ({"executors": [{"name": "mixed", "model": "another"}]}, "model"),
+        ({"executors": [{"name": "mixed", "model": "another"}]}, "there is no model another in model"),
         ({"executors": [{"name": "mixed", "resources": {"requests": {"cpu": "much"}, "limits": {"cpu": 1}}}]}, "cpu"),
         ({"bus": {"url": "http://bus"}}, "url"),
         ({"predictor": {"replicas": 2}}, "replicas"),

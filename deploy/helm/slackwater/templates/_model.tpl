@@ -12,11 +12,16 @@
 {{- /* One of them. root, name (empty: the first). */}}
 {{- define "slackwater.model.named" -}}
 {{- $name := .name | default .root.Values.model.name }}
+{{- $found := "" }}
 {{- range include "slackwater.models" .root | fromJsonArray }}
-{{- if eq .name $name }}
-{{- toJson . }}
+{{- if and (not $found) (eq .name $name) }}
+{{- $found = toJson . }}
 {{- end }}
 {{- end }}
+{{- if not $found }}
+{{- fail (printf "executors: there is no model %s in model and otherModels" $name) }}
+{{- end }}
+{{- $found }}
 {{- end }}
 
 {{- /* A link beside the prepared models, made when its model is complete: a name that is known before. A model. */}}
