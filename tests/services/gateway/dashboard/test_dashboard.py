@@ -20,6 +20,7 @@ from deploy.vendor_uplot import FILES, INTEGRITY, PACKAGE
 from services.gateway.api.dashboard import FOLDER
 from services.gateway.dashboard.history import COLUMNS, SPAN_S, History
 from services.gateway.dashboard.hub import MAX_VIEWERS, DashboardHub
+from services.gateway.dashboard.parts import Parts
 from services.gateway.dashboard.questions import StackQuestions
 from services.gateway.dashboard.snapshot import ExecutorState
 from services.gateway.http.errors import Refusal
@@ -76,10 +77,10 @@ def beat(executor_id: str = "executor-0", steps: int = 0, offline_tokens: int = 
     return Heartbeat(info, counters, False, 1, 2, 3, 4, 69, blocks=BLOCKS, step_ms=step_ms)
 
 
-def served(ttft_ms: float) -> OnlineServed:
+def served(ttft_ms: float, executor_id: str = "executor-0") -> OnlineServed:
     ttft = LatencyHistogram()
     ttft.add(ttft_ms)
-    return OnlineServed("executor-0", "g", 0.0, None, 1, [], OnlineLatencies(ttft))
+    return OnlineServed(executor_id, "g", 0.0, None, 1, [], OnlineLatencies(ttft))
 
 
 def batch(**changes: object) -> BatchRecord:
@@ -114,7 +115,8 @@ def test_an_executor_says_of_which_pool_it_is() -> None:
             alone = beat(f"executor-{number}")
             info = msgspec.structs.replace(alone.info, role=role, kv_link="sim")
             watch.on_heartbeat(1.0, msgspec.structs.replace(alone, info=info))
-        return [ExecutorState.of(view).role_text for view in watch.executors(1.0)]
+        parts = Parts({"model": "model"}, HttpTally())
+        return [ExecutorState.of(view, parts).role_text for view in watch.executors(1.0)]
 
     assert told(Role.MIXED) == [""]
     assert told(Role.STRICT) == ["strict, acts as mixed"]
@@ -293,7 +295,7 @@ async def test_each_of_several_models_is_shown_by_itself(bus: Bus, hub_of_two: D
         while not (now["executors"] and (model or len(now["executors"]) == 2) and now["batches"]):
             for told in (beat(), of_other()):
                 await bus.publish(subjects.heartbeat(told.info.executor_id), told)
-            await bus.publish(subjects.online("executor-1"), served(200.0))
+            await bus.publish(subjects.online("executor-1"), served(200.0, "executor-1"))
             event = await asyncio.wait_for(hub_of_two.next_event(seen, model=model), 10)
             assert event is not None
             seen, now = event[0], data_of(event[1])["now"]
