@@ -83,7 +83,11 @@ async def test_usage_is_told_by_model(rig: GatewayRig) -> None:
     with closing(client):
         for model in (MODEL, "b", "bee"):
             assert complete(client, model).status_code == 200
-    params = {"start_time": int(time.time()) - 24 * 3600, "api_key_ids": "user", "group_by": "model"}
+    params: dict[str, str | int] = {
+        "start_time": int(time.time()) - 24 * 3600,
+        "api_key_ids": "user",
+        "group_by": "model",
+    }
 
     def by_model() -> dict[str, int]:
         days = rig.http.get("/v1/organization/usage/completions", params=params).json()["data"]
