@@ -21,6 +21,8 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.request import Kind
 
+WORK = subjects.of_model("m")  # what is stored is of this model
+
 PROMPT_TOKENS, OUTPUT_TOKENS = 500, 128
 DRAIN_S = 60.0
 
@@ -28,7 +30,7 @@ Work = Callable[[Bus, list[str]], Coroutine[Any, Any, None]]
 
 
 async def store_results(bus: Bus, request_ids: list[str]) -> None:
-    store = ResultStore(bus)
+    store = ResultStore(bus, WORK)
     for request_id in request_ids:
         store.put(OfflineResult(request_id, list(range(OUTPUT_TOKENS)), FinishReason.LENGTH))
     await store.drain(DRAIN_S)
@@ -37,7 +39,7 @@ async def store_results(bus: Bus, request_ids: list[str]) -> None:
 async def store_requests(bus: Bus, request_ids: list[str]) -> None:
     for start in range(0, len(request_ids), GROUP_LINES):
         group = request_ids[start : start + GROUP_LINES]
-        await bus.store_many([(subjects.offline_request(each), request_of(each)) for each in group])
+        await bus.store_many([(WORK.request(each), request_of(each)) for each in group])
 
 
 def request_of(request_id: str) -> OfflineRequest:

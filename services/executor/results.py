@@ -14,6 +14,7 @@ from shared.protocol import subjects
 from shared.protocol.codec import encode
 from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
+from shared.protocol.subjects import ModelSubjects
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,10 @@ class ResultStore:
     request, so that is safe. One that is too large for the bus is stored as failed. What waits here is lost with the
     process; its requests have no result and run again."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, of_model: ModelSubjects) -> None:
+        """``of_model``: of the requests."""
         self._bus = bus
+        self._subjects = of_model
         self._waiting: asyncio.Queue[_Message] = asyncio.Queue()  # bounded by those who ask ``is_full``
         self._num_bytes = 0  # of all that are not stored
 
@@ -42,11 +45,11 @@ class ResultStore:
 
     def put(self, result: OfflineResult) -> None:
         """Returns at once."""
-        self._put(subjects.result(result.request_id), result)
+        self._put(self._subjects.result(result.request_id), result)
 
     def put_failure(self, failure: OfflineFailure) -> None:
         """Returns at once. Each call is one failure, however often it is stored."""
-        self._put(subjects.failure(failure.request_id, uuid.uuid4().hex), failure)
+        self._put(self._subjects.failure(failure.request_id, uuid.uuid4().hex), failure)
 
     async def run(self) -> None:
         """Never returns."""

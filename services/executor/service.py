@@ -75,7 +75,7 @@ class ExecutorService(Service):
         self._engine = engine
         self.info = replace(executor_info(settings, engine.spec), kv_link=kv_link_of(engine))
         _check_role(self.info, self.info.role)
-        self._results = ResultStore(bus)
+        self._results = ResultStore(bus, subjects.of_model(self.info.spec.model))
         self._replica = Replica(
             self.info.limits(),
             engine.spec,

@@ -1,7 +1,7 @@
 """What is read whenever metrics are asked for: of this process, of executors by their heartbeats, of the stack as the
 dashboard follows it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from opentelemetry.metrics import Meter
@@ -9,9 +9,10 @@ from opentelemetry.metrics import Meter
 from services.gateway.api.context import Context
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.http.server import Listener
-from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
+from services.gateway.live.registry import LiveExecutor
 from services.gateway.metrics import tables
 from services.gateway.metrics.series import Readings, Series
+from services.gateway.models import Models
 from shared.protocol.slo_profile import SloVerdict
 
 
@@ -23,11 +24,11 @@ def observe(meter: Meter, context: Context, http: Listener) -> None:
 
 
 def _observe_process(meter: Meter, context: Context, http: Listener) -> None:
-    tracker, flex, bus = context.tracker, context.flex, context.bus
+    models, bus = context.models, context.bus
     counts: dict[str, Callable[[], int]] = {
-        "live_requests": lambda: tracker.num_live,
-        "waiting_requests": lambda: len(tracker.room),
-        "flex_requests": lambda: flex.num_live,
+        "live_requests": models.num_live,
+        "waiting_requests": lambda: sum(len(each.tracker.room) for each in models),
+        "flex_requests": lambda: sum(each.flex.num_live for each in models),
         "connections": lambda: http.num_connections,
         "answering": lambda: http.num_answering,
         "viewers": lambda: context.dashboard.num_viewers,
@@ -46,19 +47,24 @@ def _single(count: Callable[[], int]) -> Callable[[], Readings]:
 
 
 def _observe_executors(meter: Meter, context: Context) -> None:
-    registry, router, hub = context.registry, context.router, context.dashboard
+    models, hub = context.models, context.dashboard
 
     def of_each(series: Series, read: Callable[[LiveExecutor], float]) -> None:
-        series.observe(meter, lambda: [(read(each), _id_of(each)) for each in registry.live()])
+        series.observe(meter, lambda: [(read(each), _id_of(each)) for each in _live(models)])
 
-    of_each(tables.EXECUTOR_LOAD, lambda executor: router.load_ms(executor) / 1e3)
+    tables.EXECUTOR_LOAD.observe(
+        meter,
+        lambda: [
+            (model.router.load_ms(each) / 1e3, _id_of(each)) for model in models for each in model.registry.live()
+        ],
+    )
     for name, series in tables.HEARTBEAT.items():
         of_each(series, attrgetter(f"heartbeat.{name}"))
     for name, series in tables.EXECUTOR_COUNTERS.items():
         of_each(series, attrgetter(f"heartbeat.counters.{name}"))
     of_each(tables.NUM_BLOCKS, lambda executor: executor.info.spec.num_blocks)
     of_each(tables.DRAINING, lambda executor: executor.heartbeat.draining)
-    tables.BLOCKS.observe(meter, lambda: _block_owners(registry))
+    tables.BLOCKS.observe(meter, lambda: _block_owners(models))
     tables.EXECUTOR_BUDGET.observe(
         meter,
         lambda: [
@@ -81,8 +87,12 @@ def _id_of(executor: LiveExecutor) -> dict[str, str]:
     return {"executor_id": executor.info.executor_id}
 
 
-def _block_owners(registry: ExecutorRegistry) -> Readings:
-    for executor in registry.live():
+def _live(models: Models) -> Iterator[LiveExecutor]:
+    return (executor for model in models for executor in model.registry.live())
+
+
+def _block_owners(models: Models) -> Readings:
+    for executor in _live(models):
         owners = executor.heartbeat.blocks
         for owner in tables.BLOCK_OWNERS:
             yield getattr(owners, owner), _id_of(executor) | {"owner": owner}

@@ -1,7 +1,7 @@
 """The gateway's life: listen on the bus, then on HTTP; on a signal drain HTTP, then go."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from starlette.types import ASGIApp
 
@@ -14,8 +14,6 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.process.file_limit import raise_file_limit
 from shared.process.service import Details, Service
-from shared.protocol.executors import ExecutorInfo
-from shared.watch.probe import executor_probe
 
 
 class GatewayService(Service):
@@ -42,7 +40,7 @@ class GatewayService(Service):
         """HTTP comes last: who can connect can be served, or is told why not."""
         settings = self._settings
         context = self._context = await Context.open(self._bus, settings, self._clock)
-        for each in (context.keys, context.usage, context.registry, context.tracker, context.flex):
+        for each in (context.keys, context.usage, *context.models):
             await each.start()
         await self._bus.flush()
         raise_file_limit()
@@ -52,10 +50,16 @@ class GatewayService(Service):
 
     async def run(self) -> None:
         """When cancelled, open answers finish first, with everything they need still running."""
-        context, registry = self._context, self._context.registry
-        probe = executor_probe(self._bus, self._executors_at_work, registry.lose)
-        live = registry, probe, context.tuning, context.tracker, context.flex
-        followers = (*live, context.keys, context.usage, context.dashboard, context.files, context.batches)
+        context = self._context
+        followers = (
+            *context.models,
+            context.tuning,
+            context.keys,
+            context.usage,
+            context.dashboard,
+            context.files,
+            context.batches,
+        )
         async with asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(each.run()) for each in followers]
             try:
@@ -67,15 +71,9 @@ class GatewayService(Service):
                 for task in following:
                     task.cancel()
 
-    def _executors_at_work(self) -> Iterable[ExecutorInfo]:
-        """For this gateway."""
-        places = self._context.tracker.places() | self._context.flex.places()
-        infos = (each.info for each in self._context.registry.live())
-        return [info for info in infos if (info.executor_id, info.epoch) in places]
-
     async def _end_answers(self) -> None:
         """Each says so to its client: a stream with an error as its last event."""
-        for tracker in (self._context.tracker, self._context.flex):
+        for tracker in (each for model in self._context.models for each in (model.tracker, model.flex)):
             await tracker.fail_all("the gateway is shutting down; send the request again")
 
     async def stop(self) -> None:
@@ -86,13 +84,14 @@ class GatewayService(Service):
         return self._context.not_ready_because() or "ok"
 
     def details(self) -> Details:
-        context = self._context
+        context, models = self._context, list(self._context.models)
         return {
             "url": f"http://{self._settings.host}:{self._settings.port}",
-            "model": context.model.name,
-            "live_requests": context.tracker.num_live,
-            "waiting_requests": len(context.tracker.room),
-            "flex_requests": context.flex.num_live,
+            "model": ", ".join(model.served.name for model in models),
+            "live_requests": context.models.num_live(),
+            "waiting_requests": sum(len(model.tracker.room) for model in models),
+            "flex_requests": sum(model.flex.num_live for model in models),
             "refused_requests": context.http_metrics.num_refused,
-            "executors": len(context.registry.live()),
+            "executors": sum(len(model.registry.live()) for model in models),
+            **{f"{name}_not_ready": why for name, why in context.models.unserved().items()},
         }

@@ -11,6 +11,7 @@ from loadgen.report.slo import parse_slos
 from shared.errors import ConfigError
 from shared.openai.served_model import FROM_MODEL, GENERATION_CONFIGS
 from shared.protocol.access.api_keys import ApiKeyRecord, hash_api_key, key_hint
+from shared.settings.other_models import OtherModel, OtherModels, parse_other_models, require_distinct
 from shared.settings.setting import (
     LIST,
     SECRET,
@@ -48,6 +49,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             extra=choices(GENERATION_CONFIGS),
         ),
     ] = FROM_MODEL
+    other_models: OtherModels = ""
     nats: NatsUrl = "nats://127.0.0.1:4222"
     nats_creds: NatsCreds = ""
     nats_ca: NatsCa = ""
@@ -122,16 +124,26 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
     def __post_init__(self) -> None:
+        models = self.models()
+        require_distinct([name for model in models for name in model.names])
+        require_distinct([model.name for model in models])
         try:
-            parse_slos(self.slo)
+            for model in models:
+                parse_slos(model.slo)
         except SloError as error:
             raise ValueError(str(error)) from error
 
-    @property
-    def ttft_bound_s(self) -> float | None:
-        """The tightest of its SLOs on TTFT that says it in seconds; None without one."""
-        bounds_s = [slo.limit / 1e3 for slo in parse_slos(self.slo) if slo.metric == "ttft_ms" and not slo.relative]
-        return min(bounds_s, default=None)
+    def models(self) -> tuple[OtherModel, ...]:
+        """All of the stack, that of its own settings first. Raises ValueError."""
+        own = self.model_name, self.model_path, self.served_model_name, self.generation_config, self.slo
+        first = msgspec.convert(dict(zip(OtherModel.__struct_fields__, own, strict=True)), OtherModel)
+        return (first, *parse_other_models(self.other_models))
+
+
+def ttft_bound_s(slo: str) -> float | None:
+    """The tightest of these SLOs on TTFT that says it in seconds; None without one."""
+    bounds_s = [each.limit / 1e3 for each in parse_slos(slo) if each.metric == "ttft_ms" and not each.relative]
+    return min(bounds_s, default=None)
 
 
 def are_keys_required(settings: GatewaySettings) -> bool:

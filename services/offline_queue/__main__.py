@@ -17,6 +17,7 @@ from shared.process.service import run_service
 from shared.protocol.learnt import LearntBy
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config
+from shared.settings.other_models import parse_other_models
 from shared.settings.setting import listed
 from shared.text.model_folder import ModelFacts, tokenizer_digest
 from shared.text.tokenizer import Tokenizer
@@ -48,8 +49,15 @@ def prepared(settings: OfflineQueueSettings, clock: Clock) -> Callable[[Bus], Of
     max_model_len = settings.max_model_len or facts.max_model_len
     name, *aliases = listed(settings.served_model_name) or [settings.model_name]
     defaults = defaults_of(folder, settings.generation_config)
-    sizes = facts.embedding_sizes
-    model = ServedModel(name, max_model_len, aliases=tuple(aliases), defaults=defaults, embedding_sizes=sizes)
+    others = tuple(each for other in parse_other_models(settings.other_models) for each in other.names)
+    model = ServedModel(
+        name,
+        max_model_len,
+        aliases=tuple(aliases),
+        others=others,
+        defaults=defaults,
+        embedding_sizes=facts.embedding_sizes,
+    )
     learnt_by = LearntBy(settings.strategy.offline_order, settings.model_name, tokenizer_digest(folder), block_size)
 
     def make(bus: Bus) -> OfflineQueueService:

@@ -26,7 +26,8 @@ from shared.protocol.handover import Taken
 from shared.protocol.learnt import LearntBy
 from shared.protocol.offline import OfflineSample
 from shared.protocol.requests import AbortRequests, InboxMessage
-from shared.protocol.services import LeaseHolder
+from shared.protocol.services import OFFLINE_QUEUE as NAME
+from shared.protocol.services import STANDBY, LeaseHolder, queue_name
 from shared.protocol.steps import StepStarted
 from shared.protocol.tokens import StepTokens
 from shared.replica.offline_pool import OfflinePool
@@ -44,7 +45,6 @@ from shared.watch.tuning import Tuning
 
 logger = logging.getLogger(__name__)
 
-NAME = "offline-queue"
 SAMPLE_SIZE = 256
 CACHE_WAIT_S = 2.0
 SETTLE_S = 5.0  # so long after an executor came or went, another may come that is larger
@@ -53,8 +53,8 @@ SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more
 
 class OfflineQueueService(Service):
     """Plans go out as step messages come in; nothing here ever stands on the path of a step. At its end only what was
-    learnt is to be kept: the pool is durable, and executors go on with what they hold. One process is at work on a bus:
-    another one waits until that is gone, and nothing is sent any more by one that may have been replaced."""
+    learnt is to be kept: the pool is durable, and executors go on with what they hold. One process is at work for a
+    model: another one waits until that is gone, and nothing is sent any more by one that may have been replaced."""
 
     def __init__(
         self,
@@ -71,7 +71,9 @@ class OfflineQueueService(Service):
         self._model_name = settings.model_name
         self._strategy = settings.strategy
         self._clock = clock
-        self._lease = Lease(bus, NAME, clock)
+        self._own_name = queue_name(settings.model_name, bool(model.others))
+        self._of_model = subjects.of_model(settings.model_name)
+        self._lease = Lease(bus, f"{NAME}.{self._of_model.model}", clock)
         self._holder: LeaseHolder | None = None  # another one that is at work
         self._is_at_work = False
         self._wake = asyncio.Event()
@@ -83,7 +85,9 @@ class OfflineQueueService(Service):
         self._memory = OrderMemory(bus, self._pool, learnt_by)
         self._keep_batches_s = settings.keep_batches_days * 24 * 3600.0
         pool_bytes = settings.pool_mb * 1024**2
-        self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures)
+        self._batches = BatchManager(
+            bus, settings.model_name, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures
+        )
         self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
         self._tuning = Tuning(bus, self._on_work)
         self._attached = AttachedExecutors()
@@ -97,7 +101,7 @@ class OfflineQueueService(Service):
     @property
     def name(self) -> str:  # type: ignore[override]
         """Whoever asks for the offline-queue means the one at work."""
-        return NAME if self._is_at_work else f"{NAME}-standby"
+        return self._own_name if self._is_at_work else f"{self._own_name}{STANDBY}"
 
     async def run(self) -> None:
         """Until cancelled. Raises LeaseLostError where another one is at work by now."""
@@ -109,7 +113,7 @@ class OfflineQueueService(Service):
                 group.create_task(self._lease.keep())
                 await self._begin()
                 self._is_at_work = True
-                logger.info("at work", extra={"service": NAME})
+                logger.info("at work", extra={"service": self.name})
                 self._work(group)
         except BaseExceptionGroup as errors:
             if lost := errors.subgroup(LeaseLostError):
@@ -133,9 +137,9 @@ class OfflineQueueService(Service):
         await self._batches.start()
         self._taken = await self._bus.subscribe(subjects.TAKEN, Taken, self._on_taken)
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
-        await self._bus.serve(subjects.OFFLINE_SAMPLE, object, self._on_sample)
-        await self._bus.serve(subjects.FLEX, FlexMessage, self._on_flex)
-        await self._bus.subscribe(subjects.FLEX_DROP, AbortRequests, self._on_flex_drop)
+        await self._bus.serve(self._of_model.sample, object, self._on_sample)
+        await self._bus.serve(self._of_model.flex, FlexMessage, self._on_flex)
+        await self._bus.subscribe(self._of_model.flex_drop, AbortRequests, self._on_flex_drop)
 
     def _work(self, group: asyncio.TaskGroup) -> None:
         group.create_task(self._batches.run())
@@ -158,6 +162,7 @@ class OfflineQueueService(Service):
         stats = [attached.scheduler.stats() for attached in self._attached.values()]
         plans = sum(each.plans for each in stats)
         return {
+            "model": self._model_name,
             "waiting": self._pool.num_waiting + batches.lines_open - batches.lines_held,
             "running": len(self._pool) - self._pool.num_waiting,
             "batches": batches.batches,

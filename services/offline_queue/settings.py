@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from shared.openai.served_model import FROM_MODEL, GENERATION_CONFIGS
 from shared.scheduling.strategy import Strategy
+from shared.settings.other_models import OtherModels, parse_other_models
 from shared.settings.setting import LIST, LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl, choices
 
 
@@ -26,6 +27,7 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     generation_config: Annotated[
         str, Meta(description="where sampling has its defaults from", extra=choices(GENERATION_CONFIGS))
     ] = FROM_MODEL
+    other_models: OtherModels = ""
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     block_size: Annotated[
         int, Meta(ge=0, description="tokens of a KV block of the executors, by which prompts are compared; 0 is 16")
@@ -43,3 +45,6 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
         float, Meta(ge=0, description="for which a batch can be looked up after its end; 0 is for ever")
     ] = 30.0
     strategy: Strategy = Strategy()
+
+    def __post_init__(self) -> None:
+        parse_other_models(self.other_models)

@@ -176,7 +176,7 @@ class Profiler(Service):
 
     async def _publish_budget(self, info: ExecutorInfo) -> None:
         await self._slo_budgets.admit(info)
-        if self._settings.slo:
+        if self._settings.slos_of(info.spec.model):
             return
         profile_key, strategy = info.profile_key, info.strategy
         if not strategy.uses_latency_budget:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from loadgen.errors import SloError
 from loadgen.report.slo import Slo, parse_slos
+from shared.settings.other_models import OtherModels, parse_other_models
 from shared.settings.setting import LIST, LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl
 
 
@@ -24,6 +25,7 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
             extra=LIST,
         ),
     ] = ""
+    other_models: OtherModels = ""
     slo_min_requests: Annotated[int, Meta(ge=2, description="online requests before a budget is searched for")] = 100
     slo_min_s: Annotated[float, Meta(gt=0, description="seconds that they must have taken to arrive")] = 60.0
     slo_check_s: Annotated[float, Meta(gt=0, description="seconds between looks for drift")] = 60.0
@@ -42,9 +44,19 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         try:
-            parse_slos(self.slo)
+            self.all_slos()
         except SloError as error:
             raise ValueError(str(error)) from error
+
+    def slos_of(self, model_name: str) -> list[Slo]:
+        """What executors of this model have to keep; ``slo`` is what those have that no other_models name."""
+        others = {model.name: model.slo for model in parse_other_models(self.other_models)}
+        return parse_slos(others.get(model_name, self.slo))
+
+    def all_slos(self) -> list[str]:
+        """Those of all models."""
+        texts = self.slo, *(model.slo for model in parse_other_models(self.other_models))
+        return list(dict.fromkeys(slo.expr for text in texts for slo in parse_slos(text)))
 
     def profiles_dir(self) -> Path:
         """Where the profiles are; the folder may not exist yet."""

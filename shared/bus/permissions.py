@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from shared.protocol import subjects
+from shared.protocol.subjects import ANY_MODEL
 
 
 class BusRole(enum.StrEnum):
@@ -110,7 +111,7 @@ ROLES: dict[BusRole, tuple[Permissions, ...]] = {
         hears(subjects.tokens(ANY), subjects.alive(ANY)),
         hears(subjects.HEARTBEATS, subjects.STEPS, subjects.TAKEN, subjects.ONLINE_SERVED),
         says(subjects.inbox(ANY), subjects.online(ANY), subjects.cache(ANY), subjects.executor_alive(ANY)),
-        says(subjects.FLEX, subjects.FLEX_DROP),
+        says(ANY_MODEL.flex, ANY_MODEL.flex_drop),
         says(subjects.SLO_STATUS, subjects.drain(ANY), subjects.role(ANY)),
         writes(subjects.FILES_BUCKET, subjects.BATCHES_BUCKET, subjects.RESPONSES_BUCKET, subjects.KEY_USAGE_BUCKET),
         reads(subjects.API_KEYS_BUCKET, subjects.REVOKED_API_KEYS_BUCKET, subjects.EXECUTORS_BUCKET),
@@ -121,7 +122,7 @@ ROLES: dict[BusRole, tuple[Permissions, ...]] = {
     BusRole.OFFLINE_QUEUE: (
         ANSWERS_PINGS,
         HOLDS_LEASES,
-        hears(subjects.FLEX, subjects.FLEX_DROP, subjects.OFFLINE_SAMPLE),
+        hears(ANY_MODEL.flex, ANY_MODEL.flex_drop, ANY_MODEL.sample),
         hears(subjects.HEARTBEATS, subjects.STEPS, subjects.TAKEN, subjects.inbox(ANY)),
         says(subjects.inbox(ANY), subjects.plan(ANY), subjects.cache(ANY), subjects.executor_alive(ANY)),
         says(subjects.tokens(ANY), subjects.alive(ANY)),
@@ -143,7 +144,7 @@ ROLES: dict[BusRole, tuple[Permissions, ...]] = {
         ANSWERS_PINGS,
         hears(subjects.HEARTBEATS, subjects.ONLINE_SERVED, subjects.LATENCY_SAMPLES),
         hears(subjects.PROFILE, subjects.SLO_STATUS),
-        says(subjects.measure(ANY), subjects.sample(ANY), subjects.OFFLINE_SAMPLE),
+        says(subjects.measure(ANY), subjects.sample(ANY), ANY_MODEL.sample),
         writes(subjects.BUDGETS_BUCKET, subjects.SLO_PROFILES_BUCKET),
         reads(subjects.EXECUTORS_BUCKET, subjects.LATENCY_MODELS_BUCKET),
     ),

@@ -54,7 +54,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """The one model that a stack serves, by each of its names."""
+    """The models that a stack serves, by each of their names."""
 
     data: list[Model]
     object: Literal["list"] = "list"

@@ -11,6 +11,7 @@ from shared.openai.errors import RequestError
 from shared.text.embedding_sizes import EmbeddingSizes
 from shared.text.generation_defaults import GenerationDefaults
 
+MODEL_MISMATCH = "model_mismatch"
 FROM_MODEL, NOWHERE = "auto", "none"
 GENERATION_CONFIGS = (FROM_MODEL, NOWHERE)
 
@@ -23,6 +24,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     max_prompt_tokens: int | None = None  # None: as the context allows
     permitted: list[str] | None = None  # names that whoever asks may ask for; None: any
     aliases: tuple[str, ...] = ()  # beside its name
+    others: tuple[str, ...] = ()  # names of the stack's other models
     defaults: GenerationDefaults = GenerationDefaults()
     embedding_sizes: EmbeddingSizes = EmbeddingSizes()
 
@@ -36,12 +38,17 @@ class ServedModel(msgspec.Struct, frozen=True):
         return self.permitted is None or name in self.permitted
 
     def check(self, name: str) -> None:
-        """Raises RequestError (404) for the name of another one, or one that is not permitted."""
+        """Raises RequestError: 404 for a name that nobody has, or one that is not permitted; 400 for that of another
+        one of the stack."""
         if not self.permits(name):
             message = f"the model {name!r} does not exist or you do not have access to it"
             raise RequestError(message, "model", "model_not_found", 404)
+        if name in self.others:
+            message = f"the model {name!r} is another one than {self.name!r}, of which all lines of this batch are"
+            raise RequestError(message, "model", MODEL_MISMATCH)
         if name not in (self.name, *self.aliases):
-            message = f"the model {name!r} does not exist; this server has {' and '.join(map(repr, self.names))}"
+            there = [*self.names, *filter(self.permits, self.others)]
+            message = f"the model {name!r} does not exist; this server has {' and '.join(map(repr, there))}"
             raise RequestError(message, "model", "model_not_found", 404)
 
 

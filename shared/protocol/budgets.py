@@ -43,7 +43,8 @@ class SloState(enum.StrEnum):
 
 
 class SloStatus(msgspec.Struct, frozen=True):
-    """One kind of executor. ``measured``: the last minute against the bounds; what is not known is None."""
+    """One kind of executor. ``slos``: what it has to keep; ``measured``: the last minute against the bounds; what is
+    not known is None."""
 
     profile_key: str
     state: SloState
@@ -54,10 +55,11 @@ class SloStatus(msgspec.Struct, frozen=True):
     profiled_at_s: float | None = None
     profiled_because: str = ""
     note: str = ""  # what is wrong, or is waited for
+    slos: list[str] = []
 
 
 class SloReport(msgspec.Struct, frozen=True):
-    """The answer on SLO_STATUS. Empty where the stack keeps no SLOs."""
+    """The answer on SLO_STATUS. ``slos``: those of all models. Empty where the stack keeps none."""
 
     slos: list[str]
     executors: list[SloStatus]

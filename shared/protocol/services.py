@@ -1,6 +1,12 @@
 """What any process tells of itself."""
 
+import re
+
 import msgspec
+
+OFFLINE_QUEUE = "offline-queue"
+STANDBY = "-standby"  # at the end of the name of one that waits
+UNREADABLE = re.compile(r"[^A-Za-z0-9]+")
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
@@ -22,3 +28,19 @@ class ServiceStatus(msgspec.Struct, frozen=True):
     health: str  # "ok", or what is wrong
     details: dict[str, float | int | str | bool | None]
     started_s: float = 0.0  # unix time
+
+
+def short_name(model_name: str) -> str:
+    """In names of processes: the last part of a path or a hub id, as a-model-0-5b."""
+    last = [part for part in model_name.split("/") if part][-1:]
+    return UNREADABLE.sub("-", "".join(last)).strip("-").lower() or "model"
+
+
+def queue_name(model_name: str, has_others: bool) -> str:
+    """Of the process that is a model's offline-queue; ``has_others``: the stack has more models."""
+    return f"{OFFLINE_QUEUE}-{short_name(model_name)}" if has_others else OFFLINE_QUEUE
+
+
+def is_queue_at_work(name: str) -> bool:
+    """Of any model."""
+    return name.startswith(OFFLINE_QUEUE) and not name.endswith(STANDBY)

@@ -1,10 +1,14 @@
 """Every subject, stream and bucket on the bus, in one place.
 
 Core NATS subjects carry the live traffic, streams hold the offline pool, KV buckets hold records that outlive a
-process, and an object bucket holds the files. Offline request ids have the form ``<batch_id>.<line>``: they are the
-tails of their subjects, and a whole batch is addressed by ``<batch_id>.*``."""
+process, and an object bucket holds the files. Offline work is told apart by its model: what one offline-queue has to do
+is below the token of its model's name. Offline request ids have the form ``<batch_id>.<line>``: they are the tails of
+their subjects, and a whole batch is addressed by ``<batch_id>.*``."""
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import unquote
 
 PREFIX = "slackwater"
 
@@ -47,9 +51,6 @@ BUCKETS = (
 STORED = (REQUESTS_STREAM, RESULTS_STREAM, f"OBJ_{OBJECTS_BUCKET}", *(f"KV_{bucket}" for bucket in BUCKETS))
 
 PING = f"{PREFIX}.ping"  # every process answers with a ServiceStatus
-FLEX = f"{PREFIX}.flex"  # request and reply: gateways send a FlexMessage, the offline-queue answers with a FlexAnswer
-FLEX_DROP = f"{PREFIX}.flex.drop"  # AbortRequests from gateways to the offline-queue: it need not run these
-OFFLINE_SAMPLE = f"{PREFIX}.offline.sample"  # request and reply: the offline-queue answers with an OfflineSample
 SLO_STATUS = f"{PREFIX}.slo-status"  # request and reply: the profiler answers with an SloReport
 PROFILE = f"{PREFIX}.profile"  # request and reply: ProfileRequest, ProfileReply
 PREDICT = f"{PREFIX}.predict"  # request and reply: PredictBatch, Prediction
@@ -59,11 +60,11 @@ STEPS = f"{PREFIX}.executor.*.step"
 TAKEN = f"{PREFIX}.executor.*.taken"
 ONLINE_SERVED = f"{PREFIX}.executor.*.online"
 ALL_REQUESTS = f"{PREFIX}.requests.>"
-ALL_RESULTS = f"{PREFIX}.results.*.*"
-ALL_FAILURES = f"{PREFIX}.results.*.*.*"
 RESULTS_AND_FAILURES = f"{PREFIX}.results.>"
 
-SubjectOf = Callable[[str], str]  # of one executor, gateway, request or batch, by its id
+SubjectOf = Callable[[str], str]  # of one executor, gateway or holder, by its id
+
+UNSAFE = re.compile(r"[^A-Za-z0-9_-]")  # in a token that is a part of a bucket's key, too
 
 
 def _of_executor(what: str) -> SubjectOf:
@@ -91,19 +92,77 @@ holder: SubjectOf = f"{PREFIX}.holder.{{}}".format  # request and reply: who hol
 tokens: SubjectOf = f"{PREFIX}.gateway.{{}}.tokens".format  # those of one step for one gateway
 alive: SubjectOf = f"{PREFIX}.gateway.{{}}.alive".format  # request and reply: HeldRequests, AbortRequests
 
-offline_request: SubjectOf = f"{PREFIX}.requests.{{}}".format  # where one is stored until its result is durable
-result: SubjectOf = f"{PREFIX}.results.{{}}".format  # where the one result of an offline request is stored
 
-batch_requests: SubjectOf = f"{PREFIX}.requests.{{}}.*".format  # all that are stored of one batch
-batch_results: SubjectOf = f"{PREFIX}.results.{{}}.*".format
-batch_failures: SubjectOf = f"{PREFIX}.results.{{}}.*.*".format
+@dataclass(frozen=True, slots=True)
+class ModelSubjects:
+    """Those of one model's offline work. ``model``: the token of its name."""
+
+    model: str
+
+    @property
+    def flex(self) -> str:
+        """Request and reply: gateways send a FlexMessage, the model's offline-queue answers with a FlexAnswer."""
+        return f"{PREFIX}.flex.{self.model}"
+
+    @property
+    def flex_drop(self) -> str:
+        """AbortRequests from gateways to the offline-queue: it need not run these."""
+        return f"{PREFIX}.flex.{self.model}.drop"
+
+    @property
+    def sample(self) -> str:
+        """Request and reply: the offline-queue answers with an OfflineSample."""
+        return f"{PREFIX}.offline.{self.model}.sample"
+
+    @property
+    def all_results(self) -> str:
+        return f"{PREFIX}.results.{self.model}.*.*"
+
+    @property
+    def all_failures(self) -> str:
+        return f"{PREFIX}.results.{self.model}.*.*.*"
+
+    def request(self, request_id: str) -> str:
+        """Where an offline request is stored until its result is durable."""
+        return f"{PREFIX}.requests.{self.model}.{request_id}"
+
+    def result(self, request_id: str) -> str:
+        """Where the one result of an offline request is stored."""
+        return f"{PREFIX}.results.{self.model}.{request_id}"
+
+    def failure(self, request_id: str, failure_id: str) -> str:
+        """Where one failed run of an offline request is stored; ``failure_id`` is the run's own."""
+        return f"{self.result(request_id)}.{failure_id}"
+
+    def batch_requests(self, batch_id: str) -> str:
+        """All that are stored of one batch."""
+        return self.request(f"{batch_id}.*")
+
+    def batch_results(self, batch_id: str) -> str:
+        return self.result(f"{batch_id}.*")
+
+    def batch_failures(self, batch_id: str) -> str:
+        return self.result(f"{batch_id}.*.*")
+
+
+ANY_MODEL = ModelSubjects("*")
+
+
+def of_model(name: str) -> ModelSubjects:
+    """By its name in the stack."""
+    return ModelSubjects(model_token(name))
+
+
+def model_token(name: str) -> str:
+    """A model's name as one token of a subject, or of a bucket's key: another one for each other name."""
+    return UNSAFE.sub(lambda found: "".join(f"={byte:02X}" for byte in found[0].encode()), name)
+
+
+def model_of_token(token: str) -> str:
+    """The name that ``model_token`` made it of."""
+    return unquote(token.replace("=", "%"))
 
 
 def request_of(subject: str) -> str:
     """The offline request that a message of REQUESTS_STREAM or RESULTS_STREAM is about."""
-    return ".".join(subject.split(".")[2:4])
-
-
-def failure(request_id: str, failure_id: str) -> str:
-    """Where one failed run of an offline request is stored; ``failure_id`` is the run's own."""
-    return f"{PREFIX}.results.{request_id}.{failure_id}"
+    return ".".join(subject.split(".")[3:5])

@@ -1,4 +1,5 @@
-"""The configuration file: TOML, a table for the stack as a whole and one for each kind of service.
+"""The configuration file: TOML, a table for the stack as a whole, one for each kind of service, and one for each of
+several models.
 
 Searched in this order: ``--config FILE``, ``SLACKWATER_CONFIG``, ``slackwater.toml`` in the working directory, and
 ``slackwater/slackwater.toml`` in the user's folder of configurations (``XDG_CONFIG_HOME``, else ``~/.config``).
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,22 @@ FILE_NAME = "slackwater.toml"
 VARIABLE = "SLACKWATER_CONFIG"
 STACK = "stack"  # its settings hold for every service that has one of the same name
 TABLES = (STACK, "strategy", "gateway", "offline-queue", "predictor", "profiler", "executor")
+MODELS = "models"  # a list of tables: what a model has of its own
+OWN_TABLES = ("strategy", "offline-queue", "executor")  # that a model may have, over the file's
 SIMILAR = 0.5  # of 1, by difflib
-HEADER = re.compile(r"\s*\[([^\[\]]+)\]")
+HEADER = re.compile(r"\s*(\[?)\[([^\[\]]+)\]")
 KEY = re.compile(r"""\s*([\w"'.\s-]+?)\s*=""")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file that was read. ``lines``: where each ``(table,)`` and ``(table, key)`` stands, from 1."""
+    """A file that was read. ``lines``: where each ``(table,)`` and ``(table, key)`` stands, from 1; of a model's tables
+    as ``(models, 0, key)`` and ``(models, 0, table, key)``."""
 
     path: Path
     tables: Mapping[str, Mapping[str, Any]]
     lines: Mapping[tuple[str, ...], int]
+    models: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
@@ -41,7 +46,10 @@ class ConfigFile:
             content = tomllib.loads(text)
         except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, no TOML, too many digits
             raise ConfigError(f"{path} cannot be read: {error}") from error
-        file = cls(path, content, _line_numbers(text))
+        models = content.pop(MODELS, [])
+        file = cls(path, content, _line_numbers(text), models)
+        if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
+            raise ConfigError(f"{file.where(MODELS)}: {MODELS} is a list of tables; write [[{MODELS}]] above each")
         for name, table in content.items():
             if not isinstance(table, dict):
                 raise ConfigError(f"{file.where(name)}: {name} is in no table; write it below [{STACK}]")
@@ -57,6 +65,17 @@ class ConfigFile:
         """``slackwater.toml line 3``."""
         line = self.lines.get(path)
         return str(self.path) if line is None else f"{self.path} line {line}"
+
+    def of_model(self, index: int) -> ConfigFile:
+        """The file as one of its models has it: the model's own tables over those of the file."""
+        model, lines = self.models[index], dict(self.lines)
+        own = {STACK: {key: value for key, value in model.items() if key not in OWN_TABLES}}
+        own |= {table: model[table] for table in OWN_TABLES if table in model}
+        for table, keys in own.items():
+            place = (MODELS, str(index)) if table == STACK else (MODELS, str(index), table)
+            lines |= {(table, key): self.lines[*place, key] for key in keys if (*place, key) in self.lines}
+        tables = {table: {**self.table(table), **own.get(table, {})} for table in (*self.tables, *own)}
+        return ConfigFile(self.path, tables, lines)
 
     def require_known(self, table: str, known: Collection[str]) -> None:
         """Raises ConfigError for a key that is not among them, with the nearest of them."""
@@ -99,9 +118,14 @@ def _line_numbers(text: str) -> dict[tuple[str, ...], int]:
     is taken for one."""
     lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
+    num_models = 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := HEADER.match(line):
-            table = _names(header[1])
+            table = _names(header[2])
+            if table[0] == MODELS:
+                lines.setdefault((MODELS,), number)
+                num_models += bool(header[1])
+                table = (MODELS, f"{max(0, num_models - 1)}", *table[1:])
             lines.setdefault(table, number)
         elif key := KEY.match(line):
             lines.setdefault(table + _names(key[1]), number)

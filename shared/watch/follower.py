@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from shared.bus import Bus
 from shared.clock import Clock
@@ -14,7 +15,21 @@ from shared.protocol.batches import BatchRecord
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.online import OnlineServed
-from shared.watch.stack_watch import StackWatch
+
+
+class Watch(Protocol):
+    """What is told of the stack: a ``StackWatch``, or what passes it on to several."""
+
+    def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None: ...
+
+    def on_served(self, now_s: float, served: OnlineServed) -> None: ...
+
+    def on_budget(self, profile_key: str, record: BudgetRecord | None) -> None: ...
+
+    def on_batch(self, now_s: float, batch_id: str, record: BatchRecord | None) -> None: ...
+
+    def has_beaten(self, executor_ids: Iterable[str], num_beats: int) -> bool: ...
+
 
 FIRST_S = 3.5  # two heartbeats come within
 
@@ -22,7 +37,7 @@ FIRST_S = 3.5  # two heartbeats come within
 class StackFollower:
     """Make it with ``following``."""
 
-    def __init__(self, bus: Bus, watch: StackWatch, clock: Clock) -> None:
+    def __init__(self, bus: Bus, watch: Watch, clock: Clock) -> None:
         self._bus = bus
         self._watch = watch
         self._clock = clock
@@ -30,7 +45,7 @@ class StackFollower:
 
     @classmethod
     @asynccontextmanager
-    async def following(cls, bus: Bus, watch: StackWatch, clock: Clock) -> AsyncIterator[StackFollower]:
+    async def following(cls, bus: Bus, watch: Watch, clock: Clock) -> AsyncIterator[StackFollower]:
         """Tells the watch whatever comes, with the clock's monotonic time, for as long as the context lasts. Raises
         BusError where the bus is away at the beginning."""
         follower = cls(bus, watch, clock)

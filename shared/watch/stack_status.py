@@ -13,7 +13,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, SloReport, SloStatus
 from shared.protocol.executors import ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.handover import SetRole
-from shared.protocol.services import ServiceStatus
+from shared.protocol.services import ServiceStatus, is_queue_at_work
 from shared.scheduling.placement.role import Role
 from shared.watch.stack_watch import StackView
 
@@ -21,10 +21,8 @@ PING_WAIT_S = 0.25
 ANSWER_S = 1.0
 EXECUTOR_FIGURES = ("online_waiting", "online_running", "offline_waiting", "offline_running")
 ORDER_FIGURES = ("output_length_error", "compute_density")  # of an offline order that goes by them
-OWN_FIGURES = {  # of services' details, and as what they are shown
-    "offline-queue": ("pool", ("waiting", "running", "batches", *ORDER_FIGURES)),
-    "gateway": ("gateway", ("waiting_requests", "refused_requests")),
-}
+POOL_FIGURES = ("waiting", "running", "batches")  # of offline-queues' details
+GATEWAY_FIGURES = ("waiting_requests", "refused_requests")  # of a gateway's
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -72,7 +70,7 @@ async def ask_stack(bus: Bus, look: Callable[[], StackView]) -> StackReport:
     status = Status(
         url=None,
         nats=None,
-        model=next((beat.info.spec.model for beat in beats), None),
+        model=", ".join(sorted({beat.info.spec.model for beat in beats})) or None,
         ready=None,
         processes=[
             ProcessStatus(answer.name, answer.pid, answer.health, None, answer.details)
@@ -116,10 +114,16 @@ async def set_role(bus: Bus, executor_id: str, role: Role) -> Heartbeat:
 
 
 def queue_figures(beats: Sequence[Heartbeat], answers: Mapping[str, ServiceStatus]) -> Details:
-    """The executors' sums, the offline pool's own figures as ``pool_...``, and whom the gateway turned away."""
+    """The executors' sums, the offline pools' own figures as ``pool_...``, and whom the gateway turned away. What an
+    offline order goes by is told where there is one pool."""
     figures: Details = {name: sum(getattr(beat, name) for beat in beats) for name in EXECUTOR_FIGURES}
-    for service, (prefix, names) in OWN_FIGURES.items():
-        details = answers[service].details if service in answers else {}
+    pools = [answer.details for name, answer in answers.items() if is_queue_at_work(name)]
+    for name in POOL_FIGURES:
+        if counts := [count for pool in pools if isinstance(count := pool.get(name), int)]:
+            figures[f"pool_{name}"] = sum(counts)
+    alone = pools[0] if len(pools) == 1 else {}
+    gateway = answers["gateway"].details if "gateway" in answers else {}
+    for prefix, details, names in (("pool", alone, ORDER_FIGURES), ("gateway", gateway, GATEWAY_FIGURES)):
         figures |= {f"{prefix}_{name}": details[name] for name in names if name in details}
     return figures
 

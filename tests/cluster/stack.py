@@ -20,7 +20,7 @@ from services.local.stack.gpu_pinning import DeviceShare
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.keeper import Backoff, Keeper
 from services.local.stack.processes.process import Command
-from services.local.stack.service_commands import nats_argv, service_commands
+from services.local.stack.service_commands import ModelPlace, nats_argv, service_commands
 from shared.bus import Bus
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
@@ -144,7 +144,8 @@ class ThreeHosts:
         data = DataDir(self._folder)
         yield Command(f"nats-server-{host}", self._nats(host), data.log(f"nats-server-{host}"))
         options = StackOptions(model=DEFAULT_MODEL, engine="sim", host=self._hosts.address(host), port=HTTP_PORT)
-        found = service_commands(options, data, self.address(BusRole.OPERATOR), self._model, [DeviceShare(0)])
+        place = ModelPlace(options, self._model, [DeviceShare(0)])
+        found = service_commands(data, self.address(BusRole.OPERATOR), [place])
         own = {"executor-0": ("--executor-id", f"executor-{host}"), "gateway": ("--gateway-id", f"gateway-{host}")}
         for command in found:
             if host in ON[command.name]:

@@ -16,6 +16,7 @@ from services.gateway.metrics_reference import all_series
 from services.local.stack.catalogue import SERVICES
 from services.local.stack.service_commands import MAX_PAYLOAD, SYNC_INTERVAL
 from shared.settings.config import Sources, composed
+from shared.settings.other_models import OtherModel, parse_other_models
 from shared.settings.setting import settings_of
 from tests.deploy.chart import (
     CHART,
@@ -121,7 +122,7 @@ def test_objects_of_the_prometheus_operator_are_of_its_shape() -> None:
         ({"executors": [{"replicas": 2}]}, "name"),
         ({"executors": [{"name": "Mixed"}]}, "name"),
         ({"executors": [{"name": "mixed", "role": "stern"}]}, "role"),
-        ({"executors": [{"name": "mixed", "model": "another"}]}, "model"),
+        ({"executors": [{"name": "mixed", "model": "another"}]}, "there is no model another in model"),
         ({"executors": [{"name": "mixed", "resources": {"requests": {"cpu": "much"}, "limits": {"cpu": 1}}}]}, "cpu"),
         ({"bus": {"url": "http://bus"}}, "url"),
         ({"predictor": {"replicas": 2}}, "replicas"),
@@ -133,6 +134,13 @@ def test_objects_of_the_prometheus_operator_are_of_its_shape() -> None:
         ({"slo": ["ttft_p99<=1s"], "strategy": {"budget_ms": 50}}, "not both"),
         ({"executors": [{"name": "a"}, {"name": "a"}]}, "two pools are called a"),
         ({"executors": [{"name": "a", "tensorParallel": 2}]}, "torch engine runs on one GPU"),
+        ({"otherModels": [{"name": "b", "source": "b"}]}, "short"),
+        ({"otherModels": [{"name": "b", "source": "b", "short": "default"}]}, "short"),
+        ({"otherModels": [{"name": "b", "source": "b", "short": "b"}]}, "no pool is of the model b"),
+        (
+            {"otherModels": [{"name": "smollm2-135m-instruct", "source": "b", "short": "b"}]},
+            "two models are called smollm2-135m-instruct",
+        ),
         ({"executors": [{"name": "a", "engine": "vllm", "tensorParallel": 4, "gpus": 2}]}, "has 2 GPUs and uses 4"),
     ],
 )
@@ -342,6 +350,73 @@ def test_what_a_pool_says_comes_before_the_defaults_zero_too() -> None:
     (made,) = of_kind(render({"executors": [pool], "strategy": {"budget_ms": 40}}), "StatefulSet")
     assert made["spec"]["replicas"] == 0 and "tolerations" not in made["spec"]["template"]["spec"]
     assert environment(main_container(made))["SLACKWATER_BUDGET_MS"] == "0"
+
+
+SEVERAL: Object = {
+    "otherModels": [
+        {"name": "org/B.small", "short": "small", "source": "org/B.small", "servedModelName": ["b", "bee"]},
+        {"name": "c", "short": "c", "source": "c", "slo": ["ttft_p99<=1s"], "strategy": {"preset": "ooco"}},
+    ],
+    "executors": [
+        {"name": "mixed"},
+        {"name": "small", "model": "org/B.small", "engine": "sim"},
+        {"name": "c", "model": "c", "strategy": {"budget_ms": 0}},
+    ],
+}
+
+
+def test_each_of_several_models_has_executors_and_an_offline_queue() -> None:
+    objects = render(SEVERAL)
+    made = {each["metadata"]["name"].removeprefix("slackwater-"): each for each in workloads(objects)}
+    models = {name: environment(main_container(each)).get("SLACKWATER_MODEL_NAME", "") for name, each in made.items()}
+    default = values_of("default")["model"]["name"]
+    assert models == {
+        "predictor": "",
+        "profiler": "",
+        "gateway": default,
+        "executor-mixed": default,
+        "executor-small": "org/B.small",
+        "executor-c": "c",
+        "offline-queue": default,
+        "offline-queue-small": "org/B.small",
+        "offline-queue-c": "c",
+    }
+    presets = {name: environment(main_container(each)).get("SLACKWATER_PRESET") for name, each in made.items()}
+    assert presets["offline-queue-c"] == presets["executor-c"] == "ooco" != presets["offline-queue-small"] == "hygen"
+    for name, each in made.items():
+        kind = next(kind for kind in SERVICES if name.startswith(kind))
+        environ = environment(main_container(each))
+        composed(SERVICES[kind], Sources({}, environ, None, ()).resolve(settings_of(SERVICES[kind])))
+        assert environ["SLACKWATER_NATS_CREDS"] and component(each) == kind
+        if kind == "offline-queue":
+            assert 'healthcheck "offline-queue"' in str(main_container(each)["readinessProbe"])
+    test_selectors_find_their_pods_and_no_others(objects)
+    test_kubernetes_takes_every_object(objects)
+
+
+def test_who_knows_of_all_models_is_told_what_their_pods_have() -> None:
+    objects = render(SEVERAL)
+    environs = {each["metadata"]["name"]: environment(main_container(each)) for each in workloads(objects)}
+
+    def others(name: str) -> dict[str, OtherModel]:
+        text = environs[f"slackwater-{name}"].get("SLACKWATER_OTHER_MODELS", "")
+        return {model.name: model for model in parse_other_models(text)}
+
+    told, default = others("gateway"), values_of("default")["model"]["name"]
+    assert list(told) == ["org/B.small", "c"] and told["org/B.small"].names == ["b", "bee"]
+    for name, short in (("org/B.small", "small"), ("c", "c")):
+        assert told[name].path == environs[f"slackwater-executor-{short}"]["SLACKWATER_MODEL_PATH"]
+    assert told["c"].slo == others("profiler")["c"].slo == "ttft_p99<=1s" and not others("profiler")["org/B.small"].slo
+    assert list(others("offline-queue-small")) == [default, "c"] and list(others("offline-queue")) == list(told)
+    assert environs["slackwater-offline-queue-small"]["SLACKWATER_SERVED_MODEL_NAME"] == "b,bee"
+    gateway = one(objects, "Deployment", "slackwater-gateway")["spec"]["template"]["spec"]
+    waited = [environment(init)["SLACKWATER_MODEL_PATH"] for init in gateway["initContainers"]]
+    assert waited == [environs["slackwater-gateway"]["SLACKWATER_MODEL_PATH"], *(each.path for each in told.values())]
+    assert len({init["name"] for init in gateway["initContainers"]}) == 3
+    own_volumes = render(SEVERAL | {"model": {"volume": {"type": "emptyDir"}}})
+    gateway = one(own_volumes, "Deployment", "slackwater-gateway")["spec"]["template"]["spec"]
+    engines = [environment(each)["ENGINE"] for each in gateway["initContainers"]]
+    assert engines == ["torch", "sim", "torch"], "each model's is that of its own pool"
 
 
 def test_settings_are_written_as_services_read_them() -> None:

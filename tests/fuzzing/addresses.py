@@ -4,8 +4,10 @@ import inspect
 from collections.abc import Sequence
 
 from shared.protocol import subjects
+from shared.protocol.subjects import ModelSubjects
+from tests.services.gateway.gateway_rig import MODEL
 
-NOT_SUBJECTS = ("request_of", "failure")  # functions about subjects, of others' ids
+OF_MODEL = subjects.of_model(MODEL)
 
 
 def names() -> list[str]:
@@ -23,8 +25,18 @@ def subjects_of(name: str, ids: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(filled))
 
 
+def subjects_of_model(ids: Sequence[str]) -> list[str]:
+    """Those of the offline work of the stack's model; a batch's and its requests' with each of the ids."""
+    members = {name: getattr(OF_MODEL, name) for name in vars(ModelSubjects) if not name.startswith("_")}
+    own = [value for name, value in members.items() if isinstance(value, str) and name != "model"]
+    makers = [value for name, value in members.items() if callable(value) and name != "failure"]
+    patterns = [*own, *(maker(each) for maker in makers for each in ids)]
+    return [pattern.replace("*", each) for pattern in patterns for each in ids]
+
+
 def all_subjects(ids: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(subject for name in names() for subject in subjects_of(name, ids)))
+    named = [subject for name in names() for subject in subjects_of(name, ids)]
+    return list(dict.fromkeys([*named, *subjects_of_model(ids)]))
 
 
 def buckets() -> list[str]:
@@ -50,6 +62,5 @@ def _is_subject(name: str, value: object) -> bool:
 
 
 def _makes_subject(name: str, value: object) -> bool:
-    if name.startswith("_") or name in NOT_SUBJECTS or not callable(value) or inspect.isclass(value):
-        return False
-    return not hasattr(value, "__origin__")
+    """The ``format`` of a text."""
+    return not name.startswith("_") and inspect.isbuiltin(value)

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from deploy.screenshots.browser import MISSING, browser, chromium
 from tests.services.gateway.dashboard.test_dashboard import key_command
-from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, model_folder, wait_until
 
 # In CI it is to be there.
 pytestmark = pytest.mark.skipif(chromium() is None and "CI" not in os.environ, reason=MISSING)
@@ -104,8 +104,8 @@ def watched(chrome: Browser, url: str, **options: str) -> Iterator[Watched]:
         context.close()
 
 
-def submit(rig: GatewayRig, num_lines: int, max_tokens: int) -> str:
-    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
+def submit(rig: GatewayRig, num_lines: int, max_tokens: int, model: str = MODEL) -> str:
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
     return rig.submit_batch([body] * num_lines)
 
 
@@ -316,3 +316,45 @@ def test_a_key_of_a_user_watches_and_fetches_results(rig: GatewayRig, chrome: Br
             seen.page.get_by_role("link", name="Results").first.click()
         assert json.loads(Path(download.value.path()).read_text().splitlines()[0])["custom_id"] == "line-0"
         assert seen.page.evaluate("violations") == []
+
+
+@pytest.fixture(scope="module")
+def rig_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
+    others = json.dumps([{"name": "other", "path": str(model_folder()), "served_model_name": "Other & more"}])
+    with GatewayRig(tmp_path_factory.mktemp("several")) as made:
+        made.start_executor("executor-0", "--preset", "sarathi++", "--sim-time-scale", "0.3")
+        made.start_executor("executor-1", "--preset", "hygen-star", "--offline-qps", "9", "--model-name", "other")
+        made.start_offline_queue("--preset", "sarathi++", "--other-models", others)
+        made.start_gateway("--require-keys", "never", "--other-models", others)
+        made.wait_ready()
+        wait_until(lambda: not made.http.get("/ready").json().get("unserved"), made.logs)
+        yield made
+
+
+def test_of_several_models_one_is_chosen_or_all(rig_of_two: GatewayRig, chrome: Browser) -> None:
+    batch_id = submit(rig_of_two, 2, 4)
+    with watched(chrome, rig_of_two.url) as two:
+        choice = two.page.get_by_role("combobox", name="Model")
+        expect(choice).to_have_value("")
+        expect(choice.locator("option")).to_have_text(["All models", MODEL, "Other & more"])
+        executors = two.page.locator("#executors tbody tr")
+        expect(executors).to_have_count(2)
+        expect(executors.first).to_contain_text(MODEL)
+        expect(two.batch(batch_id)).to_contain_text(MODEL)
+        choice.select_option("Other & more")
+        expect(executors).to_have_count(1)
+        expect(executors).to_contain_text("executor-1")
+        expect(two.batch(batch_id)).to_have_count(0)
+        two.expect_state("Live")
+        assert two.page.title() == "Slackwater: Other & more"
+        two.page.get_by_role("button", name="1 h").click()
+        choice.select_option(MODEL)
+        expect(executors).to_contain_text("executor-0")
+        expect(two.batch(batch_id)).to_have_count(1)
+        assert f"history/hour?model={MODEL}" in "".join(two.requested)
+        assert two.complaints == [] and two.page.evaluate("violations") == []
+
+
+def test_of_one_model_there_is_nothing_to_choose(seen: Watched) -> None:
+    expect(seen.page.locator("#model")).to_have_text(MODEL)
+    expect(seen.page.locator("#models")).to_be_hidden()

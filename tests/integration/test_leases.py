@@ -19,6 +19,8 @@ from shared.protocol.offline import OfflineRequest
 from shared.watch.stack_status import ping_all
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
+WORK = subjects.of_model(MODEL)
+
 Answer = TypeVar("Answer")
 
 PRESET = ("--preset", "sarathi++")
@@ -85,7 +87,7 @@ def assert_complete(rig: GatewayRig, batch_id: str, num_lines: int) -> None:
 
 
 async def stored(bus: Bus, batch_id: str) -> int:
-    read = bus.read(subjects.REQUESTS_STREAM, subjects.batch_requests(batch_id), OfflineRequest)
+    read = bus.read(subjects.REQUESTS_STREAM, WORK.batch_requests(batch_id), OfflineRequest)
     return len([each async for each in read])
 
 

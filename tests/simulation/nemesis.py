@@ -16,6 +16,7 @@ from shared.protocol.executors import SetDraining
 from tests.checker.history import Event
 from tests.simulation.faults import Fault
 from tests.simulation.nats import Link
+from tests.simulation.setup import MODEL
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -27,6 +28,7 @@ RESTART_S = 0.5
 SLOW_S = (0.05, 0.3, 1.5)
 LOSSY_SHARE = (0.02, 0.2, 1.0)
 CLOCK_JUMPS_S = (-3600.0, -30.0, -1.0, 1.0, 30.0, 3600.0)
+WORK = subjects.of_model(MODEL)
 DURABLE = ("$JS.", "_INBOX.", f"{subjects.PREFIX}.requests.", f"{subjects.PREFIX}.results.", "$KV.", "$O.")
 BAD_MESSAGES = (
     b"",
@@ -231,7 +233,7 @@ class Nemesis:
             subjects.role, subjects.offer, subjects.cache,
         )  # fmt: skip
         targets = [subject(name) for name in executors for subject in of_executor]
-        targets += [subjects.FLEX, subjects.FLEX_DROP, subjects.OFFLINE_SAMPLE, subjects.PING, subjects.PREDICT]
+        targets += [WORK.flex, WORK.flex_drop, WORK.sample, subjects.PING, subjects.PREDICT]
         for subject in targets:
             self._send(subject, rng.choice(BAD_MESSAGES))
 

@@ -30,9 +30,15 @@ no_room_offline = partial(_no_room, "offline work is", OVERLOADED, "")
 no_room_for_flex = partial(_no_room, "flex requests are", RESOURCE_UNAVAILABLE, ", or with another service_tier")
 
 
+def online_first(refusal: Callable[[str, str], Refusal] = no_room_offline) -> Refusal:
+    """Of offline work, while there is too much else to do."""
+    return refusal("online_first", "online requests need the time now")
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The limits are the settings' ``max_``: of this gateway, the offline ones of the whole stack.
+    """Of one model. The limits are the settings' ``max_``: of this gateway for each model, the live requests of all of
+    them together, the offline ones of the whole stack.
 
     Where an SLO bounds TTFT, a queue that does not go away is held to a third of it, so that who is taken has it kept.
     A burst may come late: nobody is told to come back later than its turn would have been."""
@@ -41,15 +47,15 @@ class Admission:
     clock: Clock
     limits: GatewaySettings
     room: WaitingRoom
-    num_live: Callable[[], int]  # online requests that have not ended
+    num_live: Callable[[], int]  # online requests that have not ended, of all models
     predicted_wait_s: Callable[[], float | None]  # for one more request, by latency models; None where there are none
     ttft_bound_s: float | None = None  # an SLO's
 
     def check_online(self, client_id: str, num_prompt_tokens: int = 0, num_choices: int = 1) -> None:
         """Whether so many more of this client may wait; before its body is read, of 0 tokens. Raises Refusal (503)."""
-        reason, share = self._tightest(num_choices * num_prompt_tokens, num_choices)
-        if share < 1 or (share < NEWCOMER_SHARE and client_id and not self.room.has(client_id)):
+        if self.takes_online(client_id, num_prompt_tokens, num_choices):
             return
+        reason, _ = self._tightest(num_choices * num_prompt_tokens, num_choices)
         now_s = self.clock.monotonic_s()
         self.room.refuse(now_s)
         wait_s = self._expected_wait_s() * self.room.crowd(
@@ -59,12 +65,25 @@ class Admission:
         message = f"there is too much to do (limit reached: {reason.replace('_', ' ')}); try again later"
         raise Refusal(reason, message, min(most_s, max(least_s, wait_s)))
 
+    def takes_online(self, client_id: str, num_prompt_tokens: int = 0, num_choices: int = 1) -> bool:
+        """As ``check_online``, where nobody is turned away."""
+        _, share = self._tightest(num_choices * num_prompt_tokens, num_choices)
+        return share < 1 or (share < NEWCOMER_SHARE and bool(client_id) and not self.room.has(client_id))
+
+    @property
+    def is_busy(self) -> bool:
+        """Too much so for more offline work."""
+        return self._tightest(0)[1] >= OFFLINE_SHARE
+
     async def check_offline(self, refusal: Callable[[str, str], Refusal] = no_room_offline) -> None:
         """Whether more offline work may come, ``no_room_for_flex`` where it is a flex request. Raises Refusal (429) and
         BusError."""
-        _, share = self._tightest(0)
-        if share >= OFFLINE_SHARE:
-            raise refusal("online_first", "online requests need the time now")
+        if self.is_busy:
+            raise online_first(refusal)
+        await self.check_stored(refusal)
+
+    async def check_stored(self, refusal: Callable[[str, str], Refusal] = no_room_offline) -> None:
+        """Whether more offline requests may be stored. Raises Refusal (429) and BusError."""
         stored = await self.bus.size(subjects.REQUESTS_STREAM)
         if stored.messages >= self.limits.max_offline_requests:
             raise refusal("offline_requests", f"{stored.messages} offline requests have no result yet")

@@ -8,14 +8,17 @@ from services.gateway.http.errors import Refusal
 from shared.clock import Clock
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import INSUFFICIENT_QUOTA, KeyUsage, UsagePlace, day_of
+from shared.protocol.subjects import model_token
 from shared.watch.usage_ledger import UsageLedger
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Of one key at one gateway. ``gateway_id``: the process's own, so that no other writes what it counts."""
+    """Of one key at one gateway, for what it uses of one model. ``model``: its name in the stack; ``gateway_id``: the
+    process's own, so that no other writes what it counts."""
 
     key: ApiKeyRecord
+    model: str
     gateway_id: str
     ledger: UsageLedger
     clock: Clock
@@ -30,5 +33,6 @@ class Account:
 
     def charge(self, usage: KeyUsage) -> None:
         """It was used now."""
-        place = UsagePlace(day_of(self.clock.unix_s()), self.key.name, f"gateway-{self.gateway_id}")
+        source = f"gateway-{self.gateway_id}"
+        place = UsagePlace(day_of(self.clock.unix_s()), self.key.name, source, model_token(self.model))
         self.ledger.put(place, self.ledger.get(place) + usage)

@@ -9,19 +9,22 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
 from msgspec import Meta
 
+from services.gateway.access.admission import online_first
 from services.gateway.access.api_keys import INSUFFICIENT_PERMISSIONS, missing_permission
 from services.gateway.access.permissions import needed_permission
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.intake import caller_of, check_budget, model_for, sender_of, take_request, tenant_of
+from services.gateway.api.intake import caller_of, check_budget, sender_of, served_for, take_request, tenant_of
+from services.gateway.batch_model import model_of_first_line
 from services.gateway.http.bodies import Anchor, ExpirySeconds
 from services.gateway.http.operation import JsonResponse, answers, json_of
+from services.gateway.models import GatewayModel
 from services.gateway.store import page
 from services.gateway.tenants import Tenant
 from shared.openai.endpoints import BATCH_ENDPOINTS
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import Metadata
 from shared.openai.objects import DeletedBatch, Page, new_id
-from shared.protocol.batches import Batch, BatchRecord
+from shared.protocol.batches import Batch, BatchRecord, FileRecord
 
 MAX_BODY_BYTES = 64 * 1024
 WINDOW_PATTERN = r"^[1-9][0-9]{0,2}[hd]$(?!\n)"
@@ -57,11 +60,11 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
     the same batch."""
     context, tenant = context_of(request), tenant_of(request)
     take_request(request)
-    await context.admission.check_offline()
+    await context.models.check_offline()
     async with context.bodies.body(request, MAX_BODY_BYTES) as body:
         fields = decode_body(body, _decoder)
-    await _check(context, fields, tenant)
-    _check_key(request, fields.endpoint)
+    model = await _model_of(context, await _checked_input(context, fields, tenant))
+    _check_key(request, fields.endpoint, model)
     sender = sender_of(request, None)
     now_s = context.clock.unix_s()
     record = BatchRecord(
@@ -72,6 +75,7 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
         created_at=int(now_s),
         expires_at=int(now_s) + window_s(fields.completion_window),
         status="validating",
+        model_name=model.name,
         metadata=fields.metadata,
         output_expires_after_s=fields.output_expires_after.seconds if fields.output_expires_after else None,
         client_id=sender.client_id,
@@ -121,15 +125,15 @@ def shown(record: BatchRecord) -> Batch:
     return msgspec.convert(record, Batch, from_attributes=True)
 
 
-def _check_key(request: Request, endpoint: str) -> None:
+def _check_key(request: Request, endpoint: str, model: GatewayModel) -> None:
     """What its caller may not do request by request it may not do with a batch. Raises RequestError and Refusal."""
     key = caller_of(request).key
     permission = needed_permission(endpoint)
     if key is not None and permission is not None and not key.permits(permission):
         raise RequestError(missing_permission(key, permission), "endpoint", INSUFFICIENT_PERMISSIONS, 403)
-    model = model_for(request)
-    model.check(next(iter(model.names), model.name))
-    check_budget(request)
+    served = served_for(request, model)
+    served.check(next(iter(served.names), served.name))
+    check_budget(request, model)
 
 
 def window_s(window: str) -> int:
@@ -147,7 +151,8 @@ async def _delete_file(context: Context, tenant: Tenant, file_id: str | None) ->
         await context.files.delete(file_id or "", tenant)
 
 
-async def _check(context: Context, fields: CreateBatch, tenant: Tenant) -> None:
+async def _checked_input(context: Context, fields: CreateBatch, tenant: Tenant) -> FileRecord:
+    """Raises RequestError."""
     if fields.endpoint not in BATCH_ENDPOINTS:
         raise RequestError(f"endpoint must be one of {', '.join(BATCH_ENDPOINTS)}", "endpoint")
     window_s(fields.completion_window)
@@ -155,3 +160,15 @@ async def _check(context: Context, fields: CreateBatch, tenant: Tenant) -> None:
     if file.purpose != "batch":
         message = f"the file {file.id} has the purpose {file.purpose!r}; a batch needs 'batch'"
         raise RequestError(message, "input_file_id")
+    return file
+
+
+async def _model_of(context: Context, file: FileRecord) -> GatewayModel:
+    """The default where the file names none that there is: it fails the batch, and says why. Raises Refusal and
+    BusError."""
+    if len(context.models) == 1:
+        return context.models.default
+    model = context.models.of(await model_of_first_line(context.files.chunks(file)))
+    if model.admission.is_busy:
+        raise online_first()
+    return model

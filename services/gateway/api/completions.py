@@ -6,7 +6,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.intake import answer, model_for, read_request, with_tier_of_url
+from services.gateway.api.intake import answer, read_request, served_for, with_tier_of_url
 from services.gateway.http.operation import JsonResponse, answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Generation
@@ -46,22 +46,24 @@ async def text_completions(request: Request) -> Response:
 
 @router.get("/v1/models", tags=["models"], **answers(json_of(ModelList)))
 async def list_models(request: Request) -> Response:
-    """The model that this stack serves, by each of its names."""
-    model, context = model_for(request), context_of(request)
-    return JsonResponse(ModelList([_model(context, model, name) for name in model.names]))
+    """The models that this stack serves, by each of their names."""
+    context = context_of(request)
+    served = [served_for(request, model) for model in context.models]
+    return JsonResponse(ModelList([_model(context, model, name) for model in served for name in model.names]))
 
 
 @router.get("/v1/models/{model_id:path}", tags=["models"], **answers(json_of(Model)))
 async def get_model(request: Request, model_id: str) -> Response:
     """One model, by a name, which may have slashes in it."""
-    model = model_for(request)
+    context = context_of(request)
+    model = served_for(request, context.models.of(model_id))
     model.check(model_id)
-    return JsonResponse(_model(context_of(request), model, model_id))
+    return JsonResponse(_model(context, model, model_id))
 
 
 async def _complete(endpoint: str, request: Request) -> Response:
     completion = with_tier_of_url(request, await read_request(request, partial(parse_completion, endpoint)))
-    logprobs = LogprobsShape(context_of(request).tokenizer, endpoint == CHAT)
+    logprobs = LogprobsShape(context_of(request).models.of(completion.model).tokenizer, endpoint == CHAT)
     return await answer(request, completion, partial(_chunks, logprobs), partial(_completion, logprobs))
 
 

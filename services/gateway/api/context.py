@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 
 from fastapi import Request
 
-from services.gateway.access.admission import Admission
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.quotas import Quotas
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.http.answers import HttpMetrics
 from services.gateway.http.bodies import BodyIntake
-from services.gateway.live.flex_tracker import FlexTracker
 from services.gateway.live.metrics import KINDS, GenerationMetrics
-from services.gateway.live.online_tracker import OnlineTracker
-from services.gateway.live.registry import ExecutorRegistry
-from services.gateway.live.router import Router
 from services.gateway.live.vllm_engines import VllmEngines
 from services.gateway.live.vllm_requests import VllmRequests
+from services.gateway.models import GatewayModel, Models, Surroundings
+from services.gateway.prepared_models import read_models
 from services.gateway.response_store import ResponseStore
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import BatchStore, FileStore
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.openai.served_model import ServedModel, defaults_of
 from shared.process.telemetry import Telemetry
 from shared.process.tracing import Tracing
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord
 from shared.protocol.responses import StoredResponse
-from shared.settings.setting import listed
-from shared.text.model_folder import ModelFacts
-from shared.text.tokenizer import Tokenizer
 from shared.watch.tuning import Tuning
 from shared.watch.usage_ledger import UsageLedger
 
@@ -51,11 +43,9 @@ class Context:
         responses: ResponseStore,
     ) -> None:
         """Raises ModelError."""
-        folder = Path(settings.model_path)
         own = secrets.token_hex(6)  # so that nobody takes this process for an earlier one
         self.gateway_id = gateway_id = f"{settings.gateway_id}-{own}" if settings.gateway_id else own
-        facts = ModelFacts.read(folder)
-        max_model_len = facts.max_model_len
+        prepared = read_models(settings)
         self.settings = settings
         self.bus = bus
         self.clock = clock
@@ -63,35 +53,27 @@ class Context:
         self.batches = batches
         self.responses = responses
         self.quotas = Quotas(files, batches)
-        name, *aliases = listed(settings.served_model_name) or [settings.model_name]
-        self.model = ServedModel(
-            name,
-            max_model_len,
-            settings.max_prompt_tokens or None,
-            aliases=tuple(aliases),
-            embedding_sizes=facts.embedding_sizes,
-            defaults=defaults_of(folder, settings.generation_config),
-        )
-        self.created_s = int(clock.unix_s())  # unix time of the model's entry in /v1/models
-        self.tokenizer = Tokenizer.from_folder(folder)
+        self.created_s = int(clock.unix_s())  # unix time of the models' entries in /v1/models
         self.telemetry = Telemetry("gateway")
         meter = self.telemetry.meter
         self.http_metrics = HttpMetrics(meter, clock)
-        self.registry = registry = ExecutorRegistry(bus, settings.model_name)
         self.tuning = Tuning(bus, on_change=lambda: None)
-        self.router = Router(registry, self.tuning)
-        vllm = VllmRequests(self.telemetry.registry, name, max_model_len)
-        self.telemetry.registry.register(VllmEngines(registry, vllm))
-        online, flex = (GenerationMetrics(meter, vllm, self.http_metrics.keys, kind) for kind in KINDS)
         self.tracing = Tracing(settings.trace_endpoint, "gateway", gateway_id, settings.trace_share)
-        self.tracker = OnlineTracker(bus, self.router, gateway_id, clock, online, self.tracing)
-        self.flex = FlexTracker(bus, registry, f"{gateway_id}-flex", clock, flex, self.tracing)
-        waits = self.tracker.room, lambda: self.tracker.num_live, self.router.wait_s
-        self.admission = Admission(bus, clock, settings, *waits, settings.ttft_bound_s)
+        vllm = VllmRequests(self.telemetry.registry, max(each.served.max_model_len for each in prepared))
+        online, flex = (GenerationMetrics(meter, vllm, self.http_metrics.keys, kind) for kind in KINDS)
+        around = Surroundings(
+            bus, settings, clock, self.tuning, self.tracing, online, flex, lambda: self.models.num_live()
+        )
+        self.models = Models(
+            [GatewayModel(each, around, f"{gateway_id}-{index}") for index, each in enumerate(prepared)]
+        )
+        registries = {each.served.name: each.registry for each in self.models}
+        self.telemetry.registry.register(VllmEngines(registries, vllm))
         self.keys = ApiKeys(bus, settings, clock)
         self.usage = UsageLedger(bus, clock)
         self.bodies = BodyIntake(settings.max_pending_body_bytes, settings.body_timeout_s)
-        self.dashboard = DashboardHub(bus, clock, name, self.http_metrics.tally)
+        names = {each.name: each.served.name for each in self.models}
+        self.dashboard = DashboardHub(bus, clock, names, self.http_metrics.tally)
 
     @classmethod
     async def open(cls, bus: Bus, settings: GatewaySettings, clock: Clock) -> Context:
@@ -108,7 +90,7 @@ class Context:
         """Why no completion can be served now; None where one can."""
         if not self.bus.is_connected:
             return "the connection to the bus is lost"
-        return None if self.registry.available() else self.registry.unavailable_because()
+        return self.models.not_ready_because()
 
 
 def context_of(request: Request) -> Context:

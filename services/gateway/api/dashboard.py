@@ -15,6 +15,7 @@ from services.gateway.api.context import context_of
 from services.gateway.api.intake import caller_of
 from services.gateway.dashboard.history import COLUMNS, Row
 from services.gateway.dashboard.hub import DashboardHub
+from services.gateway.dashboard.parts import ALL
 from services.gateway.http.event_source import EventSource
 from services.gateway.http.operation import JsonResponse
 from services.gateway.http.tally import KeyUse
@@ -50,10 +51,11 @@ async def page() -> Response:
 
 
 @router.get("/dashboard/events", include_in_schema=False)
-async def events(request: Request) -> Response:
-    """One event a second, as JSON, until the client leaves, the gateway stops, or its key is revoked or ends."""
+async def events(request: Request, model: str = ALL) -> Response:
+    """One event a second, as JSON, until the client leaves, the gateway stops, or its key is revoked or ends; of one
+    model, or of all."""
     context = context_of(request)
-    events = _events(context.dashboard, context.keys, request.headers.get("authorization"))
+    events = _events(context.dashboard, context.keys, request.headers.get("authorization"), model)
     return EventSource(events, context.dashboard.viewer())
 
 
@@ -65,9 +67,9 @@ class OtherRows(msgspec.Struct, frozen=True):
 
 
 @router.get("/dashboard/history/{span}", include_in_schema=False)
-async def history(request: Request, span: Literal["hour", "day"]) -> Response:
-    """What the page draws of the last hour or the last day."""
-    return JsonResponse(OtherRows(COLUMNS, context_of(request).dashboard.history.coarse(span)))
+async def history(request: Request, span: Literal["hour", "day"], model: str = ALL) -> Response:
+    """What the page draws of the last hour or the last day, of one model or of all."""
+    return JsonResponse(OtherRows(COLUMNS, context_of(request).dashboard.history(model).coarse(span)))
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -89,9 +91,11 @@ async def access(request: Request) -> Response:
     return JsonResponse(Access("user", name, {each: use for each, use in uses.items() if each == name}))
 
 
-async def _events(hub: DashboardHub, keys: ApiKeys, authorization: str | None) -> AsyncGenerator[bytes, None]:
+async def _events(
+    hub: DashboardHub, keys: ApiKeys, authorization: str | None, model: str
+) -> AsyncGenerator[bytes, None]:
     seen, tenant = 0, keys.tenant(authorization)
-    while tenant is not None and (event := await hub.next_event(seen, tenant)) is not None:
+    while tenant is not None and (event := await hub.next_event(seen, tenant, model)) is not None:
         before, tenant = tenant, keys.tenant(authorization)  # its key may have been changed or revoked meanwhile
         if tenant == before:
             seen, data = event

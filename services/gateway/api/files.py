@@ -25,7 +25,7 @@ async def create_file(request: Request) -> Response:
     """Upload a batch's input: JSON lines, at most 200 MB."""
     context = context_of(request)
     take_request(request)
-    await context.admission.check_offline()
+    await context.models.check_offline()
     key = caller_of(request).key
     await context.quotas.check_bytes_left(key)
     async with read_upload(request, context.bodies.timeout_s) as upload:

@@ -23,6 +23,7 @@ from services.gateway.http.operation import JsonResponse
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Sender
 from services.gateway.live.tracker import Tracker
+from services.gateway.models import GatewayModel
 from services.gateway.tenants import Tenant
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.reasoning_chunks import ReasoningChunks
@@ -52,7 +53,7 @@ async def read_request(
 ) -> T:
     """As ``read_body``, of a request that is to run. Raises Refusal and what that raises."""
     take_request(request)
-    context_of(request).admission.check_online(sender_of(request, None).client_id)
+    context_of(request).models.check_online(sender_of(request, None).client_id)
     return await read_body(request, parse, prepare)
 
 
@@ -63,12 +64,13 @@ async def read_body(
     what these raise, and Refusal for a body for which there is no room."""
     context = context_of(request)
     async with context.bodies.body(request, context.settings.max_body_bytes) as body:
-        model = model_for(request)
+        model = context.models.asked_in(body)
+        served = served_for(request, model)
         if prepare is not None:
             parse = partial(parse, **await prepare(body))
         if len(body) <= INLINE_BODY_BYTES and not any(name in body for name in COMPILED):
-            return parse(body, context.tokenizer, model)
-        return await asyncio.to_thread(parse, body, context.tokenizer, model)
+            return parse(body, model.tokenizer, served)
+        return await asyncio.to_thread(parse, body, model.tokenizer, served)
 
 
 def with_tier_of_url(request: Request, completion: CompletionRequest) -> CompletionRequest:
@@ -93,7 +95,7 @@ async def answer(
     headers = caller_of(request).limits.headers(context.clock.monotonic_s())
     if completion.stream:
         assert writer is not None
-        events = _events(choices, writer(choices), context.tokenizer, keep)
+        events = _events(choices, writer(choices), context.models.of(completion.model).tokenizer, keep)
         return EventSource(events, aclosing(choices), headers)
     async with aclosing(choices):
         if not await unless_gone(request.receive, choices.finished()):
@@ -109,13 +111,14 @@ async def answer(
 async def _start_choices(request: Request, completion: CompletionRequest) -> Choices:
     context = context_of(request)
     sender = sender_of(request, completion.user)
-    tracker: Tracker[Any] = context.tracker
+    model = context.models.of(completion.model)
+    tracker: Tracker[Any] = model.tracker
     if completion.service_tier == FLEX:
-        await context.admission.check_offline(no_room_for_flex)
-        tracker = context.flex
+        await model.admission.check_offline(no_room_for_flex)
+        tracker = model.flex
     else:
         longest = max(map(len, completion.prompts))
-        context.admission.check_online(sender.client_id, longest, completion.num_choices)
+        model.admission.check_online(sender.client_id, longest, completion.num_choices)
     return await Choices.submit(tracker, completion, sender, reserve_tokens(request, completion))
 
 
@@ -166,12 +169,12 @@ def tenant_of(request: Request) -> Tenant:
     return caller_of(request).tenant
 
 
-def model_for(request: Request) -> ServedModel:
+def served_for(request: Request, model: GatewayModel) -> ServedModel:
     """As its caller may use it now."""
-    context, key = context_of(request), caller_of(request).key
-    max_model_len = context.registry.max_model_len(context.model.max_model_len)
+    key = caller_of(request).key
+    max_model_len = model.registry.max_model_len(model.served.max_model_len)
     permitted = None if key is None else key.models
-    return msgspec.structs.replace(context.model, max_model_len=max_model_len, permitted=permitted)
+    return msgspec.structs.replace(model.served, max_model_len=max_model_len, permitted=permitted)
 
 
 def take_request(request: Request) -> None:
@@ -183,16 +186,18 @@ def reserve_tokens(request: Request, completion: CompletionRequest) -> Reservati
     """Of its caller's limit, the prompt and the longest answers. Raises Refusal where so many are not left, or no
     budget is."""
     num_tokens = sum(map(len, completion.prompts)) + completion.num_choices * completion.sampling.max_tokens
-    context, account = context_of(request), check_budget(request)
+    context = context_of(request)
+    account = check_budget(request, context.models.of(completion.model))
     return caller_of(request).limits.reserve_tokens(num_tokens, context.clock.monotonic_s(), account)
 
 
-def check_budget(request: Request) -> Account | None:
-    """What its caller uses is charged to it; None without a key. Raises Refusal where its budget is used up."""
+def check_budget(request: Request, model: GatewayModel) -> Account | None:
+    """What its caller uses of the model is charged to it; None without a key. Raises Refusal where its budget is used
+    up."""
     context, key = context_of(request), caller_of(request).key
     if key is None:
         return None
-    account = Account(key, context.gateway_id, context.usage, context.clock)
+    account = Account(key, model.name, context.gateway_id, context.usage, context.clock)
     account.check()
     return account
 

@@ -26,10 +26,12 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether a completion can be served, and what is missing where it cannot."""
+    """Whether a completion can be served, and what is missing where it cannot. ``unserved``: of several models those
+    that cannot, and why."""
 
     status: Literal["ready", "not ready"]
     reason: str | None = None
+    unserved: dict[str, str] = {}
 
 
 @router.get("/health", **answers(json_of(Health)))
@@ -53,12 +55,13 @@ async def version() -> Response:
 
 @router.get("/ready", **answers(json_of(Readiness), errors={503: json_of(Readiness)}))
 async def ready(request: Request) -> Response:
-    """200 where a completion can be served now, else 503 and why."""
-    missing = context_of(request).not_ready_because()
+    """200 where a completion of some model can be served now, else 503 and why."""
+    context = context_of(request)
+    missing, unserved = context.not_ready_because(), context.models.unserved()
     if missing is None:
-        return JsonResponse(Readiness("ready"))
+        return JsonResponse(Readiness("ready", unserved=unserved))
     headers = {"Retry-After": str(RETRY_AFTER_S)}
-    return JsonResponse(Readiness("not ready", missing), status_code=503, headers=headers)
+    return JsonResponse(Readiness("not ready", missing, unserved), status_code=503, headers=headers)
 
 
 @router.get("/metrics", **answers({"text/plain": {"schema": {"type": "string", "description": "metrics, one a line"}}}))

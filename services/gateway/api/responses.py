@@ -63,7 +63,9 @@ class AnswerInHand:
 
     def body(self, choices: Choices) -> ModelResponse:
         output = choices.first.output
-        text, _ = shown_output(self._context.tokenizer, output, self._asked.completion.sampling)
+        completion = self._asked.completion
+        tokenizer = self._context.models.of(completion.model).tokenizer
+        text, _ = shown_output(tokenizer, output, completion.sampling)
         return ended(self._begun(choices), text, output.finish_reason, choices.usage(), int(self._now_s()))
 
     async def keep(self, choices: Choices) -> None:

@@ -10,6 +10,7 @@ from services.gateway.api.context import Context, context_of
 from services.gateway.http.operation import JsonResponse, answers, json_of
 from shared.openai.errors import RequestError
 from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of
+from shared.protocol.subjects import model_of_token
 
 PATH = "/v1/organization/usage/completions"
 DAY_S = 24 * 3600
@@ -103,17 +104,25 @@ def _is_asked_for(place: UsagePlace, names: list[str], batch: bool | None) -> bo
 
 def _day(context: Context, start_s: int, usages: Iterable[tuple[UsagePlace, KeyUsage]], groups: list[str]) -> UsageDay:
     day = day_of(start_s)
-    sums: dict[tuple[str | None, bool | None], KeyUsage] = {}
+    sums: dict[tuple[str | None, bool | None, str | None], KeyUsage] = {}
     for place, usage in usages:
         if place.day == day:
             group = (
                 place.name if "api_key_id" in groups else None,
                 place.is_batch if "batch" in groups else None,
+                _model_of(context, place) if "model" in groups else None,
             )
             sums[group] = sums.get(group, KeyUsage()) + usage
-    model = context.model.name if "model" in groups else None
-    results = [_result(sums[group], *group, model) for group in sorted(sums, key=str)]
+    results = [_result(sums[group], *group) for group in sorted(sums, key=str)]
     return UsageDay(start_s, start_s + DAY_S, results)
+
+
+def _model_of(context: Context, place: UsagePlace) -> str:
+    """As clients call it now; that in the stack of one that is there no more."""
+    if not place.model:
+        return context.models.default.served.name
+    name = model_of_token(place.model)
+    return next((each.served.name for each in context.models if each.name == name), name)
 
 
 def _result(usage: KeyUsage, name: str | None, batch: bool | None, model: str | None) -> UsageResult:

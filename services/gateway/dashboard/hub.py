@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
 
 from services.gateway.dashboard.history import COLUMNS, History, Row
+from services.gateway.dashboard.parts import ALL, Part, Parts
 from services.gateway.dashboard.questions import StackAnswers, StackQuestions
 from services.gateway.dashboard.snapshot import Snapshot, snapshot_of, with_batches
 from services.gateway.http.errors import Refusal
@@ -22,7 +23,7 @@ from shared.errors import BusError
 from shared.protocol.budgets import BudgetRecord
 from shared.watch.batch_counts import BatchCounts
 from shared.watch.follower import StackFollower
-from shared.watch.stack_watch import StackView, StackWatch
+from shared.watch.stack_watch import StackView
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class _Told:
 @dataclass(slots=True)
 class _Published:
     number: int
+    part: Part
     snapshot: Snapshot  # with all batches
     rows: list[Row]
     told: dict[str | None, _Told] = field(default_factory=dict)  # by owner, None: to admins; made when one looks
@@ -66,20 +68,19 @@ class DashboardHub:
     """Always follows the bus and keeps a row a second; the rest is done seldom, or while somebody looks. Viewers take
     what is newest when they are ready for it, so that a slow one misses events but holds no more than one."""
 
-    def __init__(self, bus: Bus, clock: Clock, model: str, tally: HttpTally) -> None:
-        """``tally``: of this gateway's own answers."""
+    def __init__(self, bus: Bus, clock: Clock, names: Mapping[str, str], tally: HttpTally) -> None:
+        """``names``: what clients call each model, by its name in the stack; ``tally``: of this gateway's own
+        answers."""
         self._bus = bus
         self._clock = clock
-        self._model = model
-        self._watch = StackWatch()
+        self._parts = Parts(names, tally)
+        self._watch = self._parts.whole.watch
         self._tally = tally
-        self.history = History(tally)
-        self._questions = StackQuestions(bus, clock)
+        self._questions = StackQuestions(bus, clock, names)
         self.answers = StackAnswers()
         self._asked_s = float("-inf")
-        self._published: _Published | None = None
+        self._published: dict[str, _Published] = {}  # by model; empty while nobody looks
         self._num_published = 0
-        self._num_rows_told = 0
         self._has_news = asyncio.Event()  # replaced each time it is set
         self._has_viewers = asyncio.Event()
         self._is_closed = False
@@ -90,7 +91,7 @@ class DashboardHub:
         while True:
             generation = self._bus.reconnects
             try:
-                async with StackFollower.following(self._bus, self._watch, self._clock), asyncio.TaskGroup() as tasks:
+                async with StackFollower.following(self._bus, self._parts, self._clock), asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._record())
                     tasks.create_task(self._ask())
             except BusError as error:  # only at the beginning
@@ -129,7 +130,7 @@ class DashboardHub:
             raise Refusal("viewers", message, RETRY_S)
         self.num_viewers += 1
         self._has_viewers.set()
-        if self._published is None and self._clock.monotonic_s() - self._asked_s < FRESH_S:
+        if not self._published and self._clock.monotonic_s() - self._asked_s < FRESH_S:
             self._publish()
         try:
             yield
@@ -137,13 +138,18 @@ class DashboardHub:
             self.num_viewers -= 1
             if not self.num_viewers:
                 self._has_viewers.clear()
-                self._published = None
+                self._published = {}
 
-    async def next_event(self, seen: int, tenant: Tenant = EVERYTHING) -> tuple[int, bytes] | None:
+    def history(self, model: str = ALL) -> History:
+        """Of what clients call so, or of the whole."""
+        return self._parts.of(model).history
+
+    async def next_event(self, seen: int, tenant: Tenant = EVERYTHING, model: str = ALL) -> tuple[int, bytes] | None:
         """The newest event, once it is another than number ``seen`` (0: none), and its number; of batches it tells
-        what the tenant sees. None at the end."""
+        what the tenant sees, of models that which clients call so, or all. None at the end."""
+        part = self._parts.of(model)
         while not self._is_closed:
-            published = self._published
+            published = self._published.get(part.model)
             if published is not None and published.number != seen:
                 return published.number, self._event(published, seen, tenant)
             await self._has_news.wait()
@@ -152,8 +158,9 @@ class DashboardHub:
     async def _record(self) -> None:
         while True:
             await asyncio.sleep(PERIOD_S - self._clock.monotonic_s() % PERIOD_S)
-            self.history.record(self._watch, self._clock.monotonic_s(), self._clock.unix_s())
-            if self._published is not None:
+            for part in self._parts:
+                part.history.record(part.watch, self._clock.monotonic_s(), self._clock.unix_s())
+            if self._published:
                 self._publish()
 
     async def _ask(self) -> None:
@@ -162,7 +169,7 @@ class DashboardHub:
             self.answers = await self._questions.ask()
             check_cancelled()
             self._asked_s = self._clock.monotonic_s()
-            if self._published is None and self.num_viewers:
+            if not self._published and self.num_viewers:
                 self._publish()
             if self.num_viewers:
                 await asyncio.sleep(PERIOD_S)
@@ -172,13 +179,13 @@ class DashboardHub:
                     await self._has_viewers.wait()
 
     def _publish(self) -> None:
-        lines_left = self._watch.lines_left()
         http = self._tally.last_hour(self._clock.monotonic_s())
-        snapshot = snapshot_of(self.view(), lines_left, self.answers, http, self._model, self._clock.unix_s())
-        rows = self.history.since(self._num_rows_told)
-        self._num_rows_told = self.history.num_recorded
         self._num_published += 1
-        self._published = _Published(self._num_published, snapshot, rows)
+        for part in self._parts:
+            snapshot = snapshot_of(part, self._parts, self.answers, http, self._clock)
+            rows = part.history.since(part.num_rows_told)
+            part.num_rows_told = part.history.num_recorded
+            self._published[part.model] = _Published(self._num_published, part, snapshot, rows)
         self._tell()
 
     def _event(self, published: _Published, seen: int, tenant: Tenant) -> bytes:
@@ -186,15 +193,15 @@ class DashboardHub:
         if published.number == seen + 1 and seen:
             return told.next
         if told.whole is None:
-            told.whole = _event_bytes(_Message(told.now, self.history.since(0), COLUMNS))
+            told.whole = _event_bytes(_Message(told.now, published.part.history.since(0), COLUMNS))
         return told.whole
 
     def _told(self, published: _Published, tenant: Tenant) -> _Told:
         key, snapshot = None if tenant.is_admin else tenant.owner, published.snapshot
         if key not in published.told:
             if key is not None:
-                batches, ended = self._watch.batches(tenant.sees), self._watch.ended(tenant.sees)
-                snapshot = with_batches(snapshot, batches, ended)
+                watch = published.part.watch
+                snapshot = with_batches(snapshot, self._parts, watch.batches(tenant.sees), watch.ended(tenant.sees))
             now = msgspec.Raw(_encoder.encode(snapshot))
             published.told[key] = _Told(now, _event_bytes(_Message(now, published.rows)))
         return published.told[key]

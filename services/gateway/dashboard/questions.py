@@ -1,33 +1,41 @@
 """What a stack's services say when they are asked; nobody asks while no page is open."""
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
 
+from services.gateway.dashboard.parts import ALL
 from services.gateway.dashboard.restarts import Restarts
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
+from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.budgets import SloStatus
-from shared.protocol.services import ServiceStatus
+from shared.protocol.services import ServiceStatus, is_queue_at_work, queue_name
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.watch.stack_status import ORDER_FIGURES, ping_each, slo_report
 
 SILENT_S = 5.0  # without an answer; on a busy machine one comes late now and then
-OFFLINE_QUEUE = "offline-queue"
-EXPECTED = (OFFLINE_QUEUE, "predictor", "profiler")  # gateway and executors are seen without asking
+EXPECTED = ("predictor", "profiler")  # beside offline-queues; gateway and executors are seen without asking
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAnswer:
+    """An offline-queue's. ``order``: what the offline order says of what waits, as far as it goes by that."""
+
+    preset: str | None = None
+    order: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StackAnswers:
-    """Of the last seconds. ``slos`` and ``profiles`` are by profile key; ``order``: what the offline order says of
-    what waits, as far as it goes by that; ``unwell`` is in words; ``up`` says who is well, ``restarts`` how often each
-    began anew, by service."""
+    """Of the last seconds. ``queues`` are by model, ``slos`` and ``profiles`` by profile key; ``unwell`` is in words;
+    ``up`` says who is well, ``restarts`` how often each began anew, by service."""
 
-    preset: str | None = None
-    order: dict[str, float] = field(default_factory=dict)
+    queues: dict[str, QueueAnswer] = field(default_factory=dict)
     unwell: list[str] = field(default_factory=list)
     slos: dict[str, SloStatus] = field(default_factory=dict)
     profiles: dict[str, SloProfileRecord] = field(default_factory=dict)
@@ -35,12 +43,22 @@ class StackAnswers:
     restarts: dict[str, int] = field(default_factory=dict)
     processes: list[ServiceStatus] = field(default_factory=list)  # those that answered lately
 
+    def of_model(self, model: str) -> QueueAnswer:
+        """By its name in the stack. Of all (ALL) the presets together, and what the order of one model says."""
+        if model != ALL:
+            return self.queues.get(model, QueueAnswer())
+        presets = dict.fromkeys(queue.preset for queue in self.queues.values() if queue.preset is not None)
+        alone = next(iter(self.queues.values())) if len(self.queues) == 1 else QueueAnswer()
+        return QueueAnswer(", ".join(presets) or None, alone.order)
+
 
 class StackQuestions:
     """Asks whoever is on the bus. ``ask`` is not to be called twice at a time."""
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(self, bus: Bus, clock: Clock, models: Collection[str]) -> None:
+        """``models``: by their names in the stack; each is to have an offline-queue."""
         self._bus = bus
+        self._expected = (*(queue_name(model, len(models) > 1) for model in models), *EXPECTED)
         self._clock = clock
         self._heard: dict[str, tuple[float, ServiceStatus]] = {}  # by service: when, and what it said
         self._profiles: dict[str, SloProfileRecord] = {}  # by key in their bucket
@@ -50,7 +68,7 @@ class StackQuestions:
         """Takes as long as the slowest answer may. Never fails: what cannot be asked is said to be unwell."""
         try:
             report = await slo_report(self._bus)
-            profiles = {status.profile_key: await self._profile(status, report.slos) for status in report.executors}
+            profiles = {status.profile_key: await self._profile(status) for status in report.executors}
             statuses = await ping_each(self._bus)
         except BusError:
             unwell = "the bus does not answer: what is shown is old"
@@ -61,16 +79,13 @@ class StackQuestions:
         self._restarts.heard(statuses)
         self._heard |= {status.name: (now_s, status) for status in statuses}
         self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > now_s - SILENT_S}
-        queue = self._heard.get(OFFLINE_QUEUE)
-        told = queue[1].details if queue else {}
-        preset = told.get("preset")
+        queues = [status.details for name, (_, status) in self._heard.items() if is_queue_at_work(name)]
         return StackAnswers(
-            preset=None if preset is None else str(preset),
-            order={name: value for name in ORDER_FIGURES if isinstance(value := told.get(name), float)},
+            queues={str(told.get("model", "")): _queue_answer(told) for told in queues},
             unwell=self._unwell(),
             slos={status.profile_key: status for status in report.executors},
             profiles={key: profile for key, profile in profiles.items() if profile is not None},
-            up=dict.fromkeys(EXPECTED, False) | {name: self._is_well(name) for name in sorted(self._heard)},
+            up=dict.fromkeys(self._expected, False) | {name: self._is_well(name) for name in sorted(self._heard)},
             restarts=self._restarts.counts,
             processes=[status for _, (_, status) in sorted(self._heard.items())],
         )
@@ -78,11 +93,11 @@ class StackQuestions:
     def _is_well(self, name: str) -> bool:
         return self._heard[name][1].health == "ok"
 
-    async def _profile(self, status: SloStatus, slos: list[str]) -> SloProfileRecord | None:
+    async def _profile(self, status: SloStatus) -> SloProfileRecord | None:
         """Read once, until there is a newer one."""
         if status.profiled_at_s is None:
             return None
-        key = slo_profile_key(status.profile_key, slos, Knob.BUDGET_MS)
+        key = slo_profile_key(status.profile_key, status.slos, Knob.BUDGET_MS)
         known = self._profiles.get(key)
         if known is None or known.profiled_at_s != status.profiled_at_s:
             bucket = await self._bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
@@ -93,6 +108,12 @@ class StackQuestions:
         return known
 
     def _unwell(self) -> list[str]:
-        silent = [f"{name} does not answer" for name in EXPECTED if name not in self._heard]
+        silent = [f"{name} does not answer" for name in self._expected if name not in self._heard]
         ill = [f"{name}: {status.health}" for name, (_, status) in sorted(self._heard.items()) if status.health != "ok"]
         return silent + ill
+
+
+def _queue_answer(told: Details) -> QueueAnswer:
+    preset = told.get("preset")
+    order = {name: value for name in ORDER_FIGURES if isinstance(value := told.get(name), float)}
+    return QueueAnswer(None if preset is None else str(preset), order)

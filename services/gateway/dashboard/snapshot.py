@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
+from services.gateway.dashboard.parts import Part, Parts
 from services.gateway.dashboard.questions import StackAnswers
 from services.gateway.http.tally import HttpState
+from shared.clock import Clock
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import Batch, BatchRecord, LineError
+from shared.protocol.batches import BatchRecord, LineError
 from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.watch.pools import role_text
-from shared.watch.stack_watch import BatchView, ExecutorView, StackView, ended_at
+from shared.watch.stack_watch import BatchView, ExecutorView, ended_at
 
 MAX_ERRORS = 3
 
@@ -42,12 +44,14 @@ class ExecutorState(msgspec.Struct, frozen=True):
     offline_tokens_per_s: float | None
     online_slowdown: float | None
     role_text: str  # of which pool it is; empty without pools
+    model: str  # as clients call it, where there are several
 
     @classmethod
-    def of(cls, view: ExecutorView) -> ExecutorState:
+    def of(cls, view: ExecutorView, parts: Parts) -> ExecutorState:
         rates = view.steps_per_s, view.busy_share, view.online_tokens_per_s, view.offline_tokens_per_s
         text = role_text(view.beat, view.acts_as)
-        return cls(view.beat, LatencyState.of(view.step_ms), view.budget_ms, *rates, view.online_slowdown, text)
+        model = parts.label_of(view.beat.info.spec.model)
+        return cls(view.beat, LatencyState.of(view.step_ms), view.budget_ms, *rates, view.online_slowdown, text, model)
 
 
 class BatchState(msgspec.Struct, frozen=True):
@@ -68,9 +72,12 @@ class BatchState(msgspec.Struct, frozen=True):
     num_errors: int = 0
     output_file_id: str | None = None
     error_file_id: str | None = None
+    model: str = ""  # as clients call it, where there are several
 
     @classmethod
-    def of(cls, record: Batch, lines_per_s: float | None = None, left_s: float | None = None) -> BatchState:
+    def of(
+        cls, record: BatchRecord, parts: Parts, lines_per_s: float | None = None, left_s: float | None = None
+    ) -> BatchState:
         counts, errors = record.request_counts, record.errors.data if record.errors else []
         return cls(
             id=record.id,
@@ -88,6 +95,7 @@ class BatchState(msgspec.Struct, frozen=True):
             num_errors=len(errors),
             output_file_id=record.output_file_id,
             error_file_id=record.error_file_id,
+            model=parts.label_of(parts.model_of(record)),
         )
 
 
@@ -119,11 +127,13 @@ class BudgetState(BudgetRecord, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """``preset`` is None where the offline-queue has not answered. ``order``: figures of the offline order about what
-    waits, by name; may be empty. ``unwell``: what is wrong, in words."""
+    """``model``: what is shown; ``models``: what can be, as clients call it. ``preset`` is None where the
+    offline-queue has not answered. ``order``: figures of the offline order about what waits, by name; may be empty.
+    ``unwell``: what is wrong, in words."""
 
     unix_s: float
     model: str
+    models: list[str]
     preset: str | None
     order: dict[str, float]
     unwell: list[str]
@@ -137,23 +147,23 @@ class Snapshot(msgspec.Struct, frozen=True):
     processes: list[ProcessState]
 
 
-def snapshot_of(
-    view: StackView, lines_left: int, answers: StackAnswers, http: HttpState, model: str, unix_s: float
-) -> Snapshot:
-    """All of it together."""
+def snapshot_of(part: Part, parts: Parts, answers: StackAnswers, http: HttpState, clock: Clock) -> Snapshot:
+    """All of one part together."""
+    view, told = part.watch.view(clock.monotonic_s()), answers.of_model(part.model)
     profile_keys = {executor.beat.info.profile_key for executor in view.executors}
     online = {name: getattr(view.online, f"{name}_ms") for name in ("ttft", "tbt", "tpot", "e2e")}
     return Snapshot(
-        unix_s=unix_s,
-        model=model,
-        preset=answers.preset,
-        order=answers.order,
+        unix_s=clock.unix_s(),
+        model=part.label,
+        models=list(parts.names.values()),
+        preset=told.preset,
+        order=told.order,
         unwell=answers.unwell,
-        executors=[ExecutorState.of(executor) for executor in view.executors],
+        executors=[ExecutorState.of(executor, parts) for executor in view.executors],
         online={name: LatencyState.of(histogram) for name, histogram in online.items()},
-        lines_left=lines_left,
-        batches=_open(view.batches),
-        ended=_ended(view.ended),
+        lines_left=part.watch.lines_left(),
+        batches=_open(view.batches, parts),
+        ended=_ended(view.ended, parts),
         budgets=[BudgetState.of(record, answers) for key, record in view.budgets.items() if key in profile_keys],
         http=http,
         processes=[
@@ -163,14 +173,14 @@ def snapshot_of(
     )
 
 
-def with_batches(snapshot: Snapshot, batches: list[BatchView], ended: list[BatchRecord]) -> Snapshot:
+def with_batches(snapshot: Snapshot, parts: Parts, batches: list[BatchView], ended: list[BatchRecord]) -> Snapshot:
     """The same moment, for who sees these batches only."""
-    return msgspec.structs.replace(snapshot, batches=_open(batches), ended=_ended(ended))
+    return msgspec.structs.replace(snapshot, batches=_open(batches, parts), ended=_ended(ended, parts))
 
 
-def _open(batches: list[BatchView]) -> list[BatchState]:
-    return [BatchState.of(batch.record, batch.lines_per_s, batch.left_s) for batch in batches]
+def _open(batches: list[BatchView], parts: Parts) -> list[BatchState]:
+    return [BatchState.of(batch.record, parts, batch.lines_per_s, batch.left_s) for batch in batches]
 
 
-def _ended(records: list[BatchRecord]) -> list[BatchState]:
-    return [BatchState.of(record) for record in records]
+def _ended(records: list[BatchRecord], parts: Parts) -> list[BatchState]:
+    return [BatchState.of(record, parts) for record in records]

@@ -5,12 +5,17 @@ import logging
 
 from services.gateway.access.admission import no_room_for_flex
 from services.gateway.live.generation import Generation
+from services.gateway.live.metrics import GenerationMetrics
+from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.tracker import Tracker
+from shared.bus import Bus
 from shared.cancellation import check_cancelled
+from shared.clock import Clock
 from shared.errors import BusError, NoResponderError
-from shared.protocol import subjects
+from shared.process.tracing import NO_TRACING, Tracing
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.requests import AbortRequests
+from shared.protocol.subjects import ModelSubjects
 from shared.protocol.tokens import StepTokens
 from shared.scheduling.request import Kind
 
@@ -35,6 +40,20 @@ class FlexTracker(Tracker[FlexGeneration]):
     Executors know this as a gateway of its own, by its id."""
 
     generation_type = FlexGeneration
+
+    def __init__(
+        self,
+        bus: Bus,
+        of_model: ModelSubjects,
+        registry: ExecutorRegistry,
+        gateway_id: str,
+        clock: Clock,
+        metrics: GenerationMetrics,
+        tracing: Tracing = NO_TRACING,
+    ) -> None:
+        """``of_model``: where their model's offline-queue listens."""
+        super().__init__(bus, registry, gateway_id, clock, metrics, tracing)
+        self._of_model = of_model
 
     async def _start(self, generation: FlexGeneration) -> None:
         try:
@@ -63,10 +82,10 @@ class FlexTracker(Tracker[FlexGeneration]):
         request, sender = generation.next_attempt(self._gateway_id), generation.sender
         message = FlexSubmit(request, sender.client_id, sender.client_weight, replaces, len(generation.crashes))
         self._live[generation.wire_id] = generation
-        return (await self._bus.request(subjects.FLEX, message, FlexAnswer)).refusal
+        return (await self._bus.request(self._of_model.flex, message, FlexAnswer)).refusal
 
     async def _drop(self, generation: FlexGeneration) -> None:
-        await self._bus.publish_or_drop(subjects.FLEX_DROP, AbortRequests([generation.wire_id]))
+        await self._bus.publish_or_drop(self._of_model.flex_drop, AbortRequests([generation.wire_id]))
         await super()._drop(generation)
 
     async def _on_step_tokens(self, step: StepTokens) -> None:
@@ -74,7 +93,7 @@ class FlexTracker(Tracker[FlexGeneration]):
         finished = (output.request_id for output in step.outputs if output.finish_reason is not None)
         over = [request_id for request_id in finished if request_id not in self._live]
         if over:
-            await self._bus.publish_or_drop(subjects.FLEX_DROP, AbortRequests(over))
+            await self._bus.publish_or_drop(self._of_model.flex_drop, AbortRequests(over))
 
     async def _tend(self) -> None:
         """Keep the offline-queue's interest alive, and learn what it knows no more."""
@@ -85,7 +104,7 @@ class FlexTracker(Tracker[FlexGeneration]):
                 continue
             held = FlexHeld(self._gateway_id, list(self._live))
             try:
-                answer = await self._bus.request(subjects.FLEX, held, FlexAnswer)
+                answer = await self._bus.request(self._of_model.flex, held, FlexAnswer)
             except BusError as error:
                 logger.warning("flex requests not renewed", extra={"requests": len(self._live), "why": str(error)})
                 continue

@@ -1,6 +1,6 @@
 """Executors under the names that vLLM has for its engines, by their last heartbeats: of all work."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -61,14 +61,16 @@ CACHE_CONFIG = _series("cache_config_info", Type.GAUGE, "1, with the KV cache's 
 
 
 class VllmEngines(Collector):
-    """Reads the registry whenever metrics are asked for. Counters begin anew with each incarnation of an executor."""
+    """Reads the registries whenever metrics are asked for. Counters begin anew with each incarnation of an executor."""
 
-    def __init__(self, executors: ExecutorRegistry, requests: VllmRequests) -> None:
+    def __init__(self, executors: Mapping[str, ExecutorRegistry], requests: VllmRequests) -> None:
+        """``executors``: of each model, by the name that clients use."""
         self._executors = executors
+        self._names = {registry.model: name for name, registry in executors.items()}
         self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
-        beats = [executor.heartbeat for executor in self._executors.live()]
+        beats = [executor.heartbeat for registry in self._executors.values() for executor in registry.live()]
         self._requests.forget(beat.info.executor_id for beat in beats)
         for series, read in OF_ENGINES:
             family = _family(series)
@@ -94,7 +96,7 @@ class VllmEngines(Collector):
         return family
 
     def _engine(self, beat: Heartbeat) -> list[str]:
-        return [self._executors.model, beat.info.executor_id]
+        return [self._names[beat.info.spec.model], beat.info.executor_id]
 
 
 def _family(series: Series) -> CounterMetricFamily | GaugeMetricFamily:

@@ -73,15 +73,15 @@ class _Engine:
 class VllmRequests:
     """Latencies are those at the gateway; times and sizes of a whole request are of those that were answered whole."""
 
-    def __init__(self, registry: CollectorRegistry, model: str, max_model_len: int) -> None:
-        self._model = model
+    def __init__(self, registry: CollectorRegistry, max_model_len: int) -> None:
+        """``max_model_len``: the longest context of all models, in tokens."""
         series = histograms(max_model_len)
         self._histograms = {
             name: Histogram(each.name, each.meaning, LABELS, registry=registry, buckets=each.buckets)
             for name, each in series.items()
         }
         self._success = Counter(SUCCESS.name, SUCCESS.meaning, SUCCESS.labels, registry=registry)
-        self._engines: dict[str, _Engine] = {}  # by executor, in the order in which they were heard of
+        self._engines: dict[tuple[str, str], _Engine] = {}  # by model and executor, in the order of their first word
 
     def tokens(self, generation: Generation, now_s: float, num_tokens: int) -> None:
         """As ``GenerationMetrics.tokens``."""
@@ -115,19 +115,19 @@ class VllmRequests:
     def forget(self, live: Iterable[str]) -> None:
         """Of executors that are not ``live`` any more, those that were heard of last keep their series."""
         there = {*live, ""}
-        gone = [engine for engine in self._engines if engine not in there]
-        for engine in gone[: max(0, len(gone) - MAX_LEFT)]:
-            del self._engines[engine]
+        gone = [labels for labels in self._engines if labels[1] not in there]
+        for labels in gone[: max(0, len(gone) - MAX_LEFT)]:
+            del self._engines[labels]
             for each in self._histograms.values():
-                each.remove(self._model, engine)
+                each.remove(*labels)
             for reason in FinishReason:
-                self._success.remove(self._model, engine, reason.value)
+                self._success.remove(*labels, reason.value)
 
     def _engine(self, generation: Generation) -> _Engine:
-        name = "" if generation.place is None else generation.place[0]
-        found = self._engines.get(name)
+        labels = generation.request.model, "" if generation.place is None else generation.place[0]
+        found = self._engines.get(labels)
         if found is None:
-            series = {key: each.labels(self._model, name) for key, each in self._histograms.items()}
-            success = {reason: self._success.labels(self._model, name, reason.value) for reason in FinishReason}
-            found = self._engines[name] = _Engine(series, success)
+            series = {key: each.labels(*labels) for key, each in self._histograms.items()}
+            success = {reason: self._success.labels(*labels, reason.value) for reason in FinishReason}
+            found = self._engines[labels] = _Engine(series, success)
         return found

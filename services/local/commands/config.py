@@ -6,7 +6,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import typer
@@ -15,11 +15,11 @@ from rich.table import Table
 
 from services.local.commands import parameters
 from services.local.commands.parameters import ConfigOption, JsonOption
-from services.local.stack.catalogue import SERVICES, STRATEGY, all_values, read_config, tables
+from services.local.stack.catalogue import NAME, SERVICES, STRATEGY, all_values, read_config, tables
 from shared.errors import ConfigError
 from shared.scheduling.strategy import Strategy
 from shared.settings.config import Origin, Value
-from shared.settings.config_file import FILE_NAME
+from shared.settings.config_file import FILE_NAME, MODELS, OWN_TABLES, STACK, ConfigFile
 from shared.settings.setting import Setting
 
 WIDTH = 100
@@ -58,6 +58,8 @@ def show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     file = read_config(config, os.environ)
     values = all_values(file, os.environ)
     shown = [_shown(table, setting, values[table][setting.name]) for table in values for setting in tables()[table]]
+    for index in range(len(file.models) if file else 0):
+        shown += _of_model(cast(ConfigFile, file), index)
     parameters.show(ShownConfig(str(file.path) if file else None, shown), as_json, _print_table)
 
 
@@ -94,6 +96,20 @@ def _shown(table: str, setting: Setting, found: Value) -> ShownSetting:
     if setting.is_secret and value:
         value = HIDDEN
     return ShownSetting(table, setting.name, value, found.origin, found.where)
+
+
+def _of_model(file: ConfigFile, index: int) -> list[ShownSetting]:
+    """What one of several models has of its own."""
+    own, values, found = file.models[index], all_values(file.of_model(index), os.environ), []
+    if NAME in own:
+        where = file.where(MODELS, str(index), NAME)
+        found.append(ShownSetting(f"{MODELS}.{index}", NAME, own[NAME], Origin.FILE, where))
+    for table in (STACK, *OWN_TABLES):
+        names = own.get(table, {}) if table in OWN_TABLES else own
+        label = f"{MODELS}.{index}.{table}" if table in OWN_TABLES else f"{MODELS}.{index}"
+        settings = [setting for setting in tables()[table] if setting.name in names]
+        found += [_shown(label, setting, values[table][setting.name]) for setting in settings]
+    return found
 
 
 def _print_table(whole: ShownConfig) -> None:

@@ -16,7 +16,7 @@ from services.local.doctor import machine_checks, stack_checks
 from services.local.doctor.bus_checks import bus_checks
 from services.local.doctor.check import Check, State, failed, ok
 from services.local.stack.catalogue import STACK_SETTINGS, all_values, gateway_access, read_config, stack_options
-from services.local.stack.gpu_pinning import VISIBLE, device_shares
+from services.local.stack.gpu_pinning import VISIBLE, shares_of_models
 from services.local.stack.machine import gpus
 from services.local.stack.options import StackOptions
 from shared.errors import ConfigError, StackError
@@ -55,25 +55,29 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
         options, device, gateway = StackOptions(), "auto", GatewaySettings(model_path="")
         configured = failed("config", str(error), "correct it; slackwater config show tells what holds")
     there = gpus()
+    num_executors = sum(model.executors for model in options.models)
+    weights_bytes = sum(model.executors * stack_checks.weights_bytes(model) for model in options.models)
+    engines = [model.engine for model in options.models]
+    engine = next((each for each in engines if each == "vllm"), engines[0])
     checks = [
         configured,
         stack_checks.environment_check(environ),
         machine_checks.python_check(),
         machine_checks.cores_check(),
-        machine_checks.memory_check(stack_checks.weights_bytes(options), options.executors),
-        machine_checks.gpu_check(there, device, options.engine),
+        machine_checks.memory_check(weights_bytes // num_executors, num_executors),
+        machine_checks.gpu_check(there, device, engine),
         machine_checks.packages_check(),
         machine_checks.triton_check(bool(there)),
-        machine_checks.vllm_check(options.engine, bool(there)),
-        machine_checks.nixl_check(options.engine, options.strict),
+        machine_checks.vllm_check(engine, bool(there)),
+        machine_checks.nixl_check(engine, max(model.strict for model in options.models)),
         *(bus_checks(options) if options.nats else [stack_checks.nats_check()]),
         stack_checks.port_check(options.host, options.port),
         stack_checks.data_dir_check(options.data_dir),
         stack_checks.cache_check(),
-        stack_checks.model_check(options),
+        *map(stack_checks.model_check, options.models),
         stack_checks.key_check(gateway, options),
     ]
-    if options.executors > 1:
+    if options.executors > 1 or options.others:
         checks.append(executors_check(options, environ))
     return Diagnosis(all(check.state is not State.FAILED for check in checks), checks)
 
@@ -81,9 +85,9 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
 def executors_check(options: StackOptions, environ: Mapping[str, str]) -> Check:
     """What each of several executors would run on."""
     try:
-        shares = device_shares(options, environ)
+        shares = [share for each in shares_of_models(options, environ) for share in each]
     except StackError as error:
-        return failed("executors", f"{options.executors}", str(error))
+        return failed("executors", f"{sum(model.executors for model in options.models)}", str(error))
     devices = [f"GPU {each.environ[VISIBLE]}" for each in shares if VISIBLE in each.environ]
     threads = f"{shares[0].threads} CPU thread{'s' * (shares[0].threads != 1)} each"
     return ok("executors", f"{len(shares)}: {', '.join(devices) or threads}")

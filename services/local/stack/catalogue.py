@@ -13,8 +13,8 @@ from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
 from services.profiler.settings import ProfilerSettings
 from shared.errors import ConfigError
-from shared.settings.config import Sources, Value, composed
-from shared.settings.config_file import STACK, ConfigFile, find_config
+from shared.settings.config import Origin, Sources, Value, composed
+from shared.settings.config_file import MODELS, OWN_TABLES, STACK, ConfigFile, find_config, nearest
 from shared.settings.setting import Setting, settings_of
 
 SERVICES: dict[str, type[msgspec.Struct]] = {
@@ -27,7 +27,15 @@ SERVICES: dict[str, type[msgspec.Struct]] = {
 STACK_SETTINGS = settings_of(StackOptions)
 STACK_NAMES = tuple(setting.name for setting in STACK_SETTINGS)
 STRATEGY = "strategy"  # its table
-SET_BY_UP = ("model_path", "model_name", "executor_id")  # else needed by a service that is started by itself
+SET_BY_UP = (  # else needed by a service that is started by itself
+    *("model_path", "model_name", "executor_id", "other_models"),
+)
+NAME = "name"  # of a model in the stack
+EACH_MODELS = ("model", "served_model_name")  # that no two models have the same
+OF_MODELS = (  # of [stack], in a model's own table
+    *(*EACH_MODELS, "generation_config", "engine", "executors", "strict", "threads", "kv_blocks"),
+    *("vllm_attention", "sim_model", "sim_device", "slo"),
+)
 
 
 @functools.cache
@@ -55,12 +63,66 @@ def read_config(given: str | None, environ: Mapping[str, str]) -> ConfigFile | N
                 raise ConfigError(f"{file.where(table, key)}: {key} belongs to [{homes[key]}], not to [{table}]")
         fields = SERVICES[table].__struct_fields__ if table in SERVICES else ()
         file.require_known(table, [*own, *(name for name in SET_BY_UP if name in fields)])
+    for index, model in enumerate(file.models):
+        _check_model(file, index, model, homes)
     return file
+
+
+def _check_model(file: ConfigFile, index: int, model: Mapping[str, Any], homes: Mapping[str, str]) -> None:
+    """Its names. Raises ConfigError."""
+    place = (MODELS, str(index))
+    for key, value in model.items():
+        if key in OWN_TABLES:
+            known = [setting.name for setting in tables()[key]]
+            for name in value if isinstance(value, dict) else [key]:
+                if name not in known:
+                    where = file.where(*place, key, name)
+                    raise ConfigError(f"{where}: unknown setting {name} of [{MODELS}.{key}]; {nearest(name, known)}")
+        elif key == NAME:
+            if not isinstance(value, str) or not value:
+                raise ConfigError(f"{file.where(*place, key)}: {key} is a text, what the stack calls the model")
+        elif key not in OF_MODELS:
+            home = homes.get(key)
+            hint = f"{key} belongs to [{home}]" if home else f"unknown setting {key}; {nearest(key, OF_MODELS)}"
+            raise ConfigError(f"{file.where(*place, key)}: {hint}, not to [[{MODELS}]]")
 
 
 def stack_options(given: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> StackOptions:
     """What ``slackwater up`` works with. Raises ConfigError that says what to write instead."""
     file = read_config(config, environ)
+    if file is None or not file.models:
+        return _options_of(given, file, environ)
+    for setting in STACK_SETTINGS:
+        if setting.name in EACH_MODELS and (setting.name in given or environ.get(setting.variable)):
+            where = setting.flag if setting.name in given else setting.variable
+            raise ConfigError(f"{where}: {file.path} has [[{MODELS}]]; say there what each of them is")
+    each = [_options_of_model(given, file, index, environ) for index in range(len(file.models))]
+    try:
+        options = msgspec.structs.replace(each[0], others=tuple(each[1:]))
+        options.require_models_apart()
+        return options
+    except ValueError as error:
+        raise ConfigError(f"{file.path}: {error}") from error
+
+
+def _options_of_model(
+    given: Mapping[str, Any], file: ConfigFile, index: int, environ: Mapping[str, str]
+) -> StackOptions:
+    own, view = file.models[index], file.of_model(index)
+    if "model" not in own:
+        raise ConfigError(f"{file.where(MODELS, str(index))}: this model has no model = ...")
+    options = _options_of(given, view, environ)
+    found = all_values(view, environ)
+    changed = {
+        table: {name: value for name in own.get(table, {}) if (value := found[table][name]).origin is Origin.FILE}
+        for table in OWN_TABLES
+        if table in SERVICES
+    }
+    values = {table: {name: found.value for name, found in each.items()} for table, each in changed.items()}
+    return msgspec.structs.replace(options, name=own.get(NAME, ""), tables=values)
+
+
+def _options_of(given: Mapping[str, Any], file: ConfigFile | None, environ: Mapping[str, str]) -> StackOptions:
     values = Sources(given, environ, file, (STACK,)).resolve(STACK_SETTINGS)
     for table, settings in list(tables().items())[1:]:  # not only when their processes start
         Sources({}, environ, file, (table,)).resolve(settings)

@@ -22,14 +22,44 @@ class DeviceShare:
 
 def device_shares(options: StackOptions, environ: Mapping[str, str]) -> list[DeviceShare]:
     """One for each executor, by its settings and by what is in this machine. Raises ConfigError and StackError."""
-    file = read_config(str(options.config_file or ""), environ)
-    executor = {name: found.value for name, found in all_values(file, environ)["executor"].items()}
+    may_use_gpus, gpus_each = _needs(options, environ)
     if options.executors == 1 or options.engine == "sim":
         return [DeviceShare(options.threads)] * options.executors
-    may_use_gpus = executor["device"] in ("auto", "cuda")  # one with a number is what the user has chosen for all
     there = visible_gpus(environ, gpus()) if may_use_gpus and not has_cpu_torch() else []
-    gpus_each = executor["tensor_parallel"] * executor["pipeline_depth"] if options.engine == "vllm" else 1
     return share_out(options, gpus_each, there, usable_cores())
+
+
+def shares_of_models(options: StackOptions, environ: Mapping[str, str]) -> list[list[DeviceShare]]:
+    """As ``device_shares``, of each model in their order: no two have the same GPU, unless their device names one.
+    Raises ConfigError and StackError."""
+    if not options.others:
+        return [device_shares(options, environ)]
+    there = [] if has_cpu_torch() else visible_gpus(environ, gpus())
+    num_computing = sum(model.executors for model in options.models if model.engine != "sim")
+    found, left = [], list(there)
+    for model in options.models:
+        may_use_gpus, gpus_each = _needs(model, environ)
+        if model.engine == "sim":
+            found.append([DeviceShare(model.threads)] * model.executors)
+        elif there and may_use_gpus:
+            if not left:
+                raise StackError(
+                    f"no GPU is left for the model {model.model_name}: set device in its [models.executor]"
+                )
+            found.append(share_out(model, gpus_each, left, usable_cores()))
+            left = left[model.executors * gpus_each :]
+        else:
+            found.append([DeviceShare(model.threads or max(1, usable_cores() // num_computing))] * model.executors)
+    return found
+
+
+def _needs(options: StackOptions, environ: Mapping[str, str]) -> tuple[bool, int]:
+    """Whether its executors take GPUs as they come, and how many each. Raises ConfigError."""
+    file = read_config(str(options.config_file or ""), environ)
+    executor = {name: found.value for name, found in all_values(file, environ)["executor"].items()}
+    executor |= options.tables.get("executor", {})
+    may_use_gpus = executor["device"] in ("auto", "cuda")  # one with a number is what the user has chosen for all
+    return may_use_gpus, executor["tensor_parallel"] * executor["pipeline_depth"] if options.engine == "vllm" else 1
 
 
 def share_out(options: StackOptions, gpus_each: int, there: Sequence[str], num_cores: int) -> list[DeviceShare]:

@@ -1,8 +1,10 @@
 """What `slackwater up` was asked for."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -13,8 +15,10 @@ from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL, is_gg
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
 from services.profiler.settings import ProfilerSettings
+from shared.protocol.services import short_name
 from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
+from shared.settings.other_models import require_distinct
 from shared.settings.setting import default_of, listed
 
 DEFAULT_DATA_DIR = Path(".slackwater")
@@ -53,6 +57,9 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "log_level")
     strategy: Strategy = Strategy()
     config_file: Path | None = None
+    name: str = ""  # the model's in the stack; empty: by what it is
+    tables: Mapping[str, Mapping[str, Any]] = {}  # settings that services of this model have of their own
+    others: tuple[StackOptions, ...] = ()  # the stack with each of its other models
 
     def __post_init__(self) -> None:
         strategy = self.strategy
@@ -69,6 +76,20 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
             self.kept_strategy()
         except SloError as error:
             raise ValueError(str(error)) from error
+
+    def require_models_apart(self) -> None:
+        """Raises ValueError where two models, or their processes, would have the same name."""
+        require_distinct([name for model in self.models for name in model.client_names])
+        require_distinct([model.model_name for model in self.models])
+        short = [short_name(model.model_name) for model in self.models]
+        if len(set(short)) < len(short):
+            called = " and ".join(model.model_name for model in self.models)
+            raise ValueError(f"processes of {called} would have the same names: give one of them another name")
+
+    @property
+    def models(self) -> tuple[StackOptions, ...]:
+        """The stack with each of its models; the first is the default."""
+        return (self, *self.others)
 
     def role(self, index: int) -> Role | None:
         """Of one of the executors; None where its own setting says it."""
@@ -93,7 +114,10 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_name(self) -> str:
-        """Of the stack's own: a folder's name, a GGUF file's without its end, otherwise the model as it was given."""
+        """Of the stack's own: as it is told, else a folder's name, a GGUF file's without its end, otherwise the model
+        as it was given."""
+        if self.name:
+            return self.name
         folder = Path(self.model).expanduser()
         if is_gguf(self.model):
             return folder.stem
@@ -101,9 +125,14 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
         return folder.resolve().name if is_folder else self.model
 
     @property
+    def client_names(self) -> list[str]:
+        """What clients call the model; the first is in answers."""
+        return listed(self.served_model_name) or [self.model_name]
+
+    @property
     def served_name(self) -> str:
-        """What clients call the model, and what is in answers."""
-        return next(iter(listed(self.served_model_name)), self.model_name)
+        """What is in answers; of all models."""
+        return ", ".join(model.client_names[0] for model in self.models)
 
     @property
     def url(self) -> str:

@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from services.local.stack.processes.process import GRACE_S, Command
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.errors import StackError
+from shared.protocol.services import queue_name, short_name
 from shared.scheduling.strategy import flat
+from shared.settings.other_models import OtherModel, render_other_models
 
 MAX_PAYLOAD = "8MB"  # a step message of a full executor, and an offline request of a long context, are below this
 SYNC_INTERVAL = "always"  # what is acknowledged is on the disk
@@ -64,46 +66,101 @@ def nats_binary() -> str:
 def prepare_command(options: StackOptions, data_dir: DataDir) -> Command:
     """Makes the model's folder, and prints it as the last line of its stdout."""
     argv = _python("services.executor.prepare_model", {"model": options.model, "engine": options.engine})
-    return Command("prepare-model", argv, data_dir.log("prepare-model"))
+    name = f"prepare-model-{short_name(options.model_name)}" if options.name else "prepare-model"
+    return Command(name, argv, data_dir.log(name))
 
 
-def service_commands(
-    options: StackOptions, data_dir: DataDir, address: BusAddress, model_path: Path, shares: Sequence[DeviceShare]
-) -> list[Command]:
-    """In the order in which they start; the gateway, which is where requests come in, is last. ``shares``: of the
-    executors, one by one. A service gets those of the stack's options that it has a setting for."""
-    strategy: dict[str, Any] = flat(options.kept_strategy())
-    known = {name: value for name, value in msgspec.structs.asdict(options).items() if name != STRATEGY} | {
-        "nats": address.url,
-        "nats_creds": address.creds,
-        "nats_ca": address.ca,
-        "model_path": str(model_path),
-        "model_name": options.model_name,
-        "slo": options.slo if options.strategy.uses_latency_budget else "",  # otherwise deadlines keep it
-    }
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """One of a stack's models on this machine: the stack with this model, its folder, and what its executors get."""
 
-    def command(name: str, service: str, share: DeviceShare | None = None, **own: Any) -> Command:
-        fields = SERVICES[service].__struct_fields__
-        settings = strategy if STRATEGY in fields else {}
-        settings = {field: known[field] for field in fields if field in known} | settings
+    options: StackOptions
+    path: Path
+    shares: Sequence[DeviceShare]
+
+    def described(self, slo: str) -> OtherModel:
+        """To the services that know of all models."""
+        options = self.options
+        names = options.model_name, str(self.path), options.served_model_name, options.generation_config, slo
+        return msgspec.convert(dict(zip(OtherModel.__struct_fields__, names, strict=True)), OtherModel)
+
+
+def service_commands(data_dir: DataDir, address: BusAddress, models: Sequence[ModelPlace]) -> list[Command]:
+    """In the order in which they start; the gateway, which is where requests come in, is last. A service gets those of
+    the stack's options that it has a setting for; what is one for all models those of the first."""
+    stack = ServiceCommands(data_dir, address, models)
+    first, *others = models
+    kept = render_other_models(each.described(_profiled_slo(each.options)) for each in others)
+    promised = render_other_models(each.described(each.options.slo) for each in others)
+    ahead = [
+        stack.command(first, "predictor", "predictor"),
+        stack.command(first, "profiler", "profiler", other_models=kept),
+    ]
+    queues = [stack.queue(each) for each in models]
+    executors = [command for each in models for command in stack.executors(each)]
+    gateway = stack.command(first, "gateway", "gateway", slo=first.options.slo, other_models=promised)
+    return [*ahead, *queues, *executors, replace(gateway, grace_s=first.options.drain_s + GRACE_S)]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCommands:
+    """Makes them one by one."""
+
+    data_dir: DataDir
+    address: BusAddress
+    models: Sequence[ModelPlace]
+
+    def queue(self, model: ModelPlace) -> Command:
+        name = queue_name(model.options.model_name, len(self.models) > 1)
+        others = render_other_models(each.described("") for each in self.models if each is not model)
+        return self.command(model, name, "offline-queue", other_models=others)
+
+    def executors(self, model: ModelPlace) -> list[Command]:
+        """Their ids are their names."""
+        whose = f"{short_name(model.options.model_name)}-" if len(self.models) > 1 else ""
+        names = [f"executor-{whose}{index}" for index in range(len(model.shares))]
+        return [
+            replace(
+                self.command(
+                    model,
+                    name,
+                    "executor",
+                    executor_id=name,
+                    threads=share.threads,
+                    role=model.options.role(index),
+                ),
+                environ=share.environ,
+            )
+            for index, (name, share) in enumerate(zip(names, model.shares, strict=True))
+        ]
+
+    def command(self, model: ModelPlace, name: str, service: str, **own: Any) -> Command:
+        """``own``: settings over those that the stack has for all its services."""
+        options, fields = model.options, SERVICES[service].__struct_fields__
+        known = self._known(model)
+        strategy: dict[str, Any] = flat(options.kept_strategy()) if STRATEGY in fields else {}
+        settings = {field: known[field] for field in fields if field in known} | strategy
+        settings |= options.tables.get(service, {})
         config = str(options.config_file or "")  # empty: none, whatever is where the service starts
         argv = _python(f"services.{service.replace('-', '_')}", {"config": config, **settings, **own})
-        return Command(name, argv, data_dir.log(name), share.environ if share else {})
+        return Command(name, argv, self.data_dir.log(name))
 
-    executors = [
-        command(
-            name := f"executor-{index}",
-            "executor",
-            share,
-            executor_id=name,
-            threads=share.threads,
-            role=options.role(index),
-        )
-        for index, share in enumerate(shares)
-    ]
-    first = [command(name, name) for name in ("predictor", "profiler", "offline-queue")]
-    gateway = replace(command("gateway", "gateway", slo=options.slo), grace_s=options.drain_s + GRACE_S)
-    return [*first, *executors, gateway]
+    def _known(self, model: ModelPlace) -> dict[str, Any]:
+        options, address = model.options, self.address
+        known = {name: value for name, value in msgspec.structs.asdict(options).items() if name != STRATEGY}
+        return known | {
+            "nats": address.url,
+            "nats_creds": address.creds,
+            "nats_ca": address.ca,
+            "model_path": str(model.path),
+            "model_name": options.model_name,
+            "slo": _profiled_slo(options),
+        }
+
+
+def _profiled_slo(options: StackOptions) -> str:
+    """What a latency budget is to keep; otherwise deadlines keep it."""
+    return options.slo if options.strategy.uses_latency_budget else ""
 
 
 def _python(module: str, settings: dict[str, Any]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from services.local.stack.catalogue import gateway_access
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
-from services.local.stack.gpu_pinning import device_shares
+from services.local.stack.gpu_pinning import shares_of_models
 from services.local.stack.keys import Keys
 from services.local.stack.machine import free_port, require_free
 from services.local.stack.options import StackOptions
@@ -22,6 +22,7 @@ from services.local.stack.processes.process import Command, Process, describe_ex
 from services.local.stack.progress import Progress
 from services.local.stack.readiness import require_own_bus, wait_ready
 from services.local.stack.service_commands import (
+    ModelPlace,
     nats_command,
     own_address,
     prepare_command,
@@ -113,9 +114,11 @@ class Supervisor:
         bus = await Bus.connect(self._address, "supervisor")
         try:
             await (await Keys.on(bus)).require_any(gateway_access(self._options, os.environ))
-            model_path = await self._prepare_model()
-            shares = await asyncio.to_thread(device_shares, self._options, os.environ)
-            commands = service_commands(self._options, self._data_dir, self._address, model_path, shares)
+            models = self._options.models
+            paths = [await self._prepare_model(model) for model in models]
+            shares = await asyncio.to_thread(shares_of_models, self._options, os.environ)
+            places = [ModelPlace(*each) for each in zip(models, paths, shares, strict=True)]
+            commands = service_commands(self._data_dir, self._address, places)
             names = [command.name for command in commands]
             await require_own_bus(bus, names)
             self._keep(commands)
@@ -129,10 +132,10 @@ class Supervisor:
         if self._progress.redraws:
             self._showing = self._keeping.create_task(self._watch(self._address, self._progress))
 
-    async def _prepare_model(self) -> Path:
+    async def _prepare_model(self, options: StackOptions) -> Path:
         """The model's folder. Raises StackError with the end of the log."""
-        self._progress.step(f"preparing the model {self._options.model} (about a minute the first time)")
-        command = prepare_command(self._options, self._data_dir)
+        self._progress.step(f"preparing the model {options.model} (about a minute the first time)")
+        command = prepare_command(options, self._data_dir)
         process = await Process.start(command, capture_stdout=True)
         try:
             printed = (await process.output()).strip()
@@ -142,7 +145,7 @@ class Supervisor:
         folder = printed.rpartition("\n")[2].strip()
         if status != 0 or not folder:
             quoted = _quote(command, process.last_words())
-            raise StackError(f"the model {self._options.model} cannot be used\n{quoted}")
+            raise StackError(f"the model {options.model} cannot be used\n{quoted}")
         return Path(folder)
 
     def _keep(self, commands: Sequence[Command]) -> None:

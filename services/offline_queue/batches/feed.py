@@ -39,7 +39,7 @@ class BatchFeed:
         if not self.is_low:
             return
         group: list[OfflineRequest] = []
-        subject, start = subjects.batch_requests(self._progress.batch_id), self._next_sequence
+        subject, start = self._tools.of_model.batch_requests(self._progress.batch_id), self._next_sequence
         stored_requests = self._tools.bus.read_raw(subjects.REQUESTS_STREAM, subject, GROUP_REQUESTS, start)
         async with contextlib.aclosing(stored_requests):
             async for stored in stored_requests:

@@ -117,7 +117,7 @@ class BatchOutputs:
         """All results of the stream."""
         counts = BatchCounts()
         group: list[tuple[OfflineResult, int]] = []  # with the tokens of its prompt
-        subject = subjects.batch_results(self._record.id)
+        subject = self._tools.of_model.batch_results(self._record.id)
         results = self._tools.bus.read(
             subjects.RESULTS_STREAM, subject, OfflineResult, unreadable_result, fetch=GROUP_LINES
         )

@@ -10,7 +10,6 @@ from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX
 from services.offline_queue.batches.lines import encode_lines, lines_object, split_lines, temporary_file
 from services.offline_queue.batches.tools import BatchTools
 from shared.errors import BusError, NotFoundOnBusError
-from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, LineError
 
 logger = logging.getLogger(__name__)
@@ -118,8 +117,8 @@ async def store_again(tools: BatchTools, record: BatchRecord, lines: Collection[
 
 
 async def _store(tools: BatchTools, parsed: ParsedLines) -> None:
-    requests = [(subjects.offline_request(each.request.request_id), each) for each in parsed.requests]
-    failures = [(subjects.result(each.request_id), each) for each in parsed.failures]
+    requests = [(tools.of_model.request(each.request.request_id), each) for each in parsed.requests]
+    failures = [(tools.of_model.result(each.request_id), each) for each in parsed.failures]
     await tools.bus.store_many([*requests, *failures])
 
 

@@ -2,7 +2,8 @@
 
 A line that is no well-formed batch line (its JSON, custom_id, method, url, model, or a wish to stream) fails the
 validation of the batch: nothing of it runs. A body that is well formed but cannot be served (too long, a parameter out
-of range or not supported) fails alone, and the error file tells why. OpenAI draws the same line."""
+of range or not supported, another model of the stack than the batch's) fails alone, and the error file tells why.
+OpenAI draws the same line, but fails a batch of several models."""
 
 import hashlib
 import logging
@@ -18,7 +19,7 @@ from shared.openai.embeddings.requests import EMBEDDINGS, parse_embedding
 from shared.openai.errors import RequestError
 from shared.openai.responses.answers import ModelResponse, new_response
 from shared.openai.responses.requests import RESPONSES, parse_response
-from shared.openai.served_model import ServedModel
+from shared.openai.served_model import MODEL_MISMATCH, ServedModel
 from shared.protocol.batches import BatchRecord, LineError
 from shared.protocol.codec import encode
 from shared.protocol.offline import OfflineRequest, OfflineResult
@@ -139,7 +140,7 @@ class BatchInput:
         try:
             completion, response = self._parse(line, body)
         except RequestError as error:
-            if error.param != "model":
+            if error.param != "model" or error.code == MODEL_MISMATCH:
                 raise
             raise InvalidLineError(error.code or MISSING, error.message, "body.model") from error
         except Exception as error:  # one line must not stop the service that every batch shares

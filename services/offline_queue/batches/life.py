@@ -136,7 +136,7 @@ class BatchLife:
         is not at work, or was admitted. Raises BusError; then it can be called again."""
         if self.record.status not in AT_WORK or self.progress is not None:
             return
-        bus, batch_id = self._tools.bus, self.record.id
+        bus, of_model, batch_id = self._tools.bus, self._tools.of_model, self.record.id
         progress = BatchProgress(batch_id)
         try:
             async for line in read_lines(self._tools.objects, batch_id):
@@ -144,14 +144,14 @@ class BatchLife:
             self.progress = progress  # before the results are read: the next one may come to add_result first
             self._outputs = await BatchOutputs.open(self._tools, self.record)
             self._feed = BatchFeed(self._tools, progress, self.give_up)
-            results = subjects.batch_results(batch_id), OfflineResult, unreadable_result
+            results = of_model.batch_results(batch_id), OfflineResult, unreadable_result
             async for result in bus.read(subjects.RESULTS_STREAM, *results):
                 self.add_result(result)
                 if len(self._arrived) >= GROUP_RESULTS:
                     await self._write_arrived()
             async for number, counts in self._outputs.written_alone(lambda number: not progress.is_open(number)):
                 progress.add_counts(number, counts)
-            failures = subjects.batch_failures(batch_id), OfflineFailure, unreadable_failure
+            failures = of_model.batch_failures(batch_id), OfflineFailure, unreadable_failure
             async for failure in bus.read(subjects.RESULTS_STREAM, *failures):
                 self.add_failure(failure)
             if not self._is_expired():
@@ -260,7 +260,7 @@ class BatchLife:
             results = [
                 OfflineResult(f"{self.record.id}.{line}", [], FinishReason.ERROR, error=error) for line, error in group
             ]
-            await self._tools.bus.store_many([(subjects.result(each.request_id), each) for each in results])
+            await self._tools.bus.store_many([(self._tools.of_model.result(each.request_id), each) for each in results])
             for line, _ in group:
                 del self._given_up[line]
 

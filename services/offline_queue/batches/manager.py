@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from services.offline_queue.batches.adoption import Adoption
 from services.offline_queue.batches.life import BatchLife
 from services.offline_queue.batches.lines import line_of
 from services.offline_queue.batches.results import failed_result, unreadable_failure, unreadable_result
@@ -47,11 +48,13 @@ class BatchStats:
 
 
 class BatchManager:
-    """The lives of all batches; only one process may run it at a time. Memory grows with the open batches alone."""
+    """The lives of all batches of one model; only one process may run it at a time. Memory grows with the open batches
+    alone."""
 
     def __init__(
         self,
         bus: Bus,
+        model_name: str,
         tokenizer: Tokenizer,
         model: ServedModel,
         pool: OfflinePool,
@@ -59,14 +62,18 @@ class BatchManager:
         pool_bytes: int = 256 * 1024**2,
         max_failures: int = 5,
     ) -> None:
-        """``pool_bytes``: about what all batches' requests may take in the pool, shared evenly by those at work;
-        ``max_failures``: runs of one request that may fail until it is given up."""
+        """``model_name``: the model's in the stack; ``pool_bytes``: about what all batches' requests may take in the
+        pool, shared evenly by those at work; ``max_failures``: runs of one request that may fail until it is given
+        up."""
         self._bus = bus
+        self._model_name = model_name
+        self._of_model = of_model = subjects.of_model(model_name)
         self._clock = clock
         self._pool_bytes = pool_bytes
         self._lives: dict[str, BatchLife] = {}
-        fixed = partial(BatchTools, bus=bus, tokenizer=tokenizer, model=model, pool=pool, clock=clock)
-        told = partial(fixed, room=self._room, queued_tokens=self._queued_tokens)
+        self._elsewhere: dict[str, BatchRecord] = {}  # at work for other models
+        fixed = partial(BatchTools, bus=bus, of_model=of_model, tokenizer=tokenizer, model=model)
+        told = partial(fixed, pool=pool, clock=clock, room=self._room, queued_tokens=self._queued_tokens)
         self._spending = BatchSpending(bus, clock)
         self._make_tools = partial(told, max_failures=max_failures, spending=self._spending)
 
@@ -79,11 +86,16 @@ class BatchManager:
             files=await self._bus.bucket(subjects.FILES_BUCKET, FileRecord),
             objects=await self._bus.objects(),
         )
+        adoption = Adoption(self.tools, self._model_name)
+        found = [record for entry in await self.tools.batches.entries() if (record := _at_work(entry)) is not None]
+        records = [await adoption.adopt(record) for record in found]
         await self._spending.start()
-        for entry in await self.tools.batches.entries():
-            if (record := _at_work(entry)) is not None:
+        for record in records:
+            if self._is_own(record):
                 self._spending.note(record)
-                self._lives[entry.key] = BatchLife(self.tools, record)
+                self._lives[record.id] = BatchLife(self.tools, record)
+            else:
+                self._elsewhere[record.id] = record
         for life in self._in_order():
             with contextlib.suppress(Exception):  # its run will say so
                 await life.admit()
@@ -97,8 +109,8 @@ class BatchManager:
                 group.create_task(self._live(life))
             group.create_task(self._spending.run())
             group.create_task(self._watch_batches(group))
-            results = subjects.ALL_RESULTS, OfflineResult, unreadable_result, BatchLife.add_result
-            failures = subjects.ALL_FAILURES, OfflineFailure, unreadable_failure, BatchLife.add_failure
+            results = self._of_model.all_results, OfflineResult, unreadable_result, BatchLife.add_result
+            failures = self._of_model.all_failures, OfflineFailure, unreadable_failure, BatchLife.add_failure
             group.create_task(self._follow(*results))
             group.create_task(self._follow(*failures))
 
@@ -107,8 +119,8 @@ class BatchManager:
         await self._spending.ledger.try_flush()
 
     def is_being_read(self, file_id: str) -> bool:
-        """It is the input of a batch that has not been read in yet."""
-        records = [life.record for life in self._lives.values()]
+        """It is the input of a batch, of any model, that has not been read in yet."""
+        records = [*(life.record for life in self._lives.values()), *self._elsewhere.values()]
         return any(record.status == "validating" and record.input_file_id == file_id for record in records)
 
     def is_open(self, request_id: str) -> bool:
@@ -120,7 +132,8 @@ class BatchManager:
         """The executor that ran these requests is gone: for each that is open, a failed run."""
         lost = [each for each in request_ids if self.is_open(each)]
         try:
-            failures = [(subjects.failure(each, uuid.uuid4().hex), OfflineFailure(each, reason)) for each in lost]
+            told = ((each, uuid.uuid4().hex) for each in lost)
+            failures = [(self._of_model.failure(*each), OfflineFailure(each[0], reason)) for each in told]
             await self._bus.store_many(failures)
         except BusError as error:
             logger.warning("losses not counted", extra={"requests": len(lost), "why": str(error)})
@@ -157,14 +170,24 @@ class BatchManager:
         return self._pool_bytes // max(1, at_work)
 
     def _queued_tokens(self, owner: str) -> int:
-        return sum(life.queued_tokens for life in self._lives.values() if life.record.owner == owner)
+        own = sum(life.queued_tokens for life in self._lives.values() if life.record.owner == owner)
+        return own + sum(record.queued_tokens for record in self._elsewhere.values() if record.owner == owner)
+
+    def _is_own(self, record: BatchRecord) -> bool:
+        return record.model_name == self._model_name
 
     def _in_order(self) -> list[BatchLife]:
         return sorted(self._lives.values(), key=lambda life: (life.record.created_at, life.record.id))
 
     async def _watch_batches(self, group: asyncio.TaskGroup) -> None:
         async for entry in self.tools.batches.watch():
-            if entry is None or (record := _at_work(entry)) is None:
+            if entry is None:
+                continue
+            self._elsewhere.pop(entry.key, None)
+            if (record := _at_work(entry)) is None:
+                continue
+            if not self._is_own(record):
+                self._elsewhere[entry.key] = record
                 continue
             life = self._lives.get(entry.key)
             if life is not None:

@@ -9,8 +9,9 @@ from shared.clock import Clock
 from shared.errors import BusError
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord
-from shared.protocol.access.key_usage import UsagePlace, day_of, key_name_of
+from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of, key_name_of
 from shared.protocol.batches import BatchRecord
+from shared.protocol.subjects import model_token
 from shared.watch.key_totals import SpentBudget
 from shared.watch.usage_ledger import UsageLedger
 
@@ -45,10 +46,8 @@ class BatchSpending:
 
     def note(self, record: BatchRecord) -> None:
         """The batch's record is this by now; it is written with the others."""
-        name = key_name_of(record.client_id)
-        for day, usage in record.usage_by_day.items():
-            if name is not None:
-                self.ledger.put(UsagePlace(day, name, record.id), usage)
+        for place, usage in places_of(record, model_token(record.model_name)).items():
+            self.ledger.put(place, usage)
 
     def spent_budget(self, client_id: str) -> SpentBudget | None:
         """Of the key of this client, where one is used up. A key that has gone leaves its batches as they are."""
@@ -76,3 +75,10 @@ class BatchSpending:
             self._keys.pop(name, None)
         else:
             self._keys[name] = key
+
+
+def places_of(record: BatchRecord, model: str) -> dict[UsagePlace, KeyUsage]:
+    """What the batch has used, where it is a key's. ``model``: the token of its name."""
+    name = key_name_of(record.client_id)
+    used = record.usage_by_day if name is not None else {}
+    return {UsagePlace(day, name or "", record.id, model): usage for day, usage in used.items()}

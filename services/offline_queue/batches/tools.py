@@ -11,6 +11,7 @@ from shared.clock import Clock
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.subjects import ModelSubjects
 from shared.replica.offline_pool import OfflinePool
 from shared.text.tokenizer import Tokenizer
 
@@ -20,6 +21,7 @@ class BatchTools:
     """``reading``: batches take turns by the group of lines that they read, first come, first served."""
 
     bus: Bus
+    of_model: ModelSubjects
     tokenizer: Tokenizer
     model: ServedModel
     pool: OfflinePool
@@ -35,7 +37,7 @@ class BatchTools:
 
     async def clear(self, batch_id: str) -> None:
         """Remove everything that a batch has in the streams, and its lines. Raises BusError."""
-        await self.bus.purge(subjects.REQUESTS_STREAM, subjects.batch_requests(batch_id))
-        await self.bus.purge(subjects.RESULTS_STREAM, subjects.batch_results(batch_id))
-        await self.bus.purge(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id))
+        await self.bus.purge(subjects.REQUESTS_STREAM, self.of_model.batch_requests(batch_id))
+        await self.bus.purge(subjects.RESULTS_STREAM, self.of_model.batch_results(batch_id))
+        await self.bus.purge(subjects.RESULTS_STREAM, self.of_model.batch_failures(batch_id))
         await self.objects.delete(lines_object(batch_id))

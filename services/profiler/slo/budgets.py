@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from loadgen.errors import SloError
-from loadgen.report.slo import Slo, parse_slo, parse_slos
+from loadgen.report.slo import Slo, parse_slo
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.job import SearchError, search_aside
 from services.profiler.slo.keeper import PublishedModel, SloKeeper, rename, why_unreachable
@@ -35,8 +35,8 @@ class SloBudgets:
 
     def __init__(self, bus: Bus, settings: ProfilerSettings, clock: Clock) -> None:
         self._bus = bus
-        self._slos = parse_slos(settings.slo)
         self._settings = settings
+        self._all_slos = settings.all_slos()
         self._clock = clock
         self._keepers: dict[str, SloKeeper] = {}  # by profile key
         self._keys: dict[str, str] = {}  # executor -> profile key
@@ -65,7 +65,7 @@ class SloBudgets:
         """Until cancelled; a search that runs is killed then."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_models())
-            if self._slos:
+            if self._all_slos:
                 group.create_task(self._budgets.follow(self._on_budget))
                 group.create_task(self._profiles.follow(self._on_profile))
             while True:
@@ -87,32 +87,28 @@ class SloBudgets:
             self._published.pop(info.profile_key, None)  # the bus may have lost its store
             await self._publish(keeper)
             return
-        record = None
+        record, slos = None, self._settings.slos_of(info.spec.model)
+        keeper = SloKeeper(info, slos, self._settings, self._clock.monotonic_s(), self._clock.unix_s())
         with suppress(NotFoundOnBusError):
-            record = (await self._profiles.get(self._key(info.profile_key))).value if self._slos else None
-        keeper = SloKeeper(info, self._slos, self._settings, self._clock.monotonic_s(), self._clock.unix_s())
+            record = (await self._profiles.get(_key(keeper))).value if slos else None
         keeper.model = self._latency_models.get(info.profile_key)
         if record is not None:
-            keeper.on_found(rename(record, self._slos), self._clock.monotonic_s())
+            keeper.on_found(rename(record, slos), self._clock.monotonic_s())
         self._keepers[info.profile_key] = keeper
         await self._publish(keeper)
 
     def details(self) -> Details:
         """Nothing where the stack keeps no SLOs."""
-        if not self._slos:
+        if not self._all_slos:
             return {}
-        now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
-        statuses = [keeper.status(now_s, unix_s) for keeper in self._keepers.values()]
+        report = self._report()
         return {
-            "slos": ", ".join(slo.expr for slo in self._slos),
-            "slo_states": ", ".join(f"{status.profile_key}: {status.state}" for status in statuses),
+            "slos": ", ".join(report.slos),
+            "slo_states": ", ".join(f"{status.profile_key}: {status.state}" for status in report.executors),
         }
 
-    def _key(self, profile_key: str) -> str:
-        return slo_profile_key(profile_key, (slo.expr for slo in self._slos), Knob.BUDGET_MS)
-
     async def _tick(self, keeper: SloKeeper, group: asyncio.TaskGroup) -> None:
-        if not self._slos or keeper.info.profile_key in self._held:
+        if not keeper.slos or keeper.info.profile_key in self._held:
             keeper.online.take()  # under a budget that is not ours
             return
         now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
@@ -128,7 +124,7 @@ class SloBudgets:
 
     async def _search_because(self, keeper: SloKeeper, why: str) -> None:
         try:
-            await self._search(keeper, self._slos, why)
+            await self._search(keeper, keeper.slos, why)
         except (SearchError, BusError) as error:
             keeper.on_failed(str(error))
             logger.warning("no budget found", extra=_ids(keeper, error))
@@ -136,7 +132,7 @@ class SloBudgets:
             keeper.is_searching = False
 
     async def _search(self, keeper: SloKeeper, slos: Sequence[Slo], why: str) -> SloProfileRecord:
-        """Publish the record, and where the SLOs are the stack's the budget. Raises SearchError and BusError."""
+        """Publish the record, and where the SLOs are its own the budget. Raises SearchError and BusError."""
         async with self._searching:
             await self._ask_offline_lengths(keeper)
             job = keeper.job([slo.expr for slo in slos], self._clock.unix_s(), why)
@@ -150,8 +146,8 @@ class SloBudgets:
             now_s = self._clock.monotonic_s()
             key = slo_profile_key(record.profile_key, record.slos, record.knob)
             await self._profiles.put(key, record)
-            if self._slos and key == self._key(record.profile_key):
-                keeper.on_found(rename(record, self._slos), now_s, job.model, took_s=now_s - start_s)
+            if keeper.slos and key == _key(keeper):
+                keeper.on_found(rename(record, keeper.slos), now_s, job.model, took_s=now_s - start_s)
                 await self._publish(keeper)
         if record.value is None:
             logger.warning("SLOs cannot be kept", extra={**_ids(keeper), "why": why_unreachable(record)})
@@ -159,14 +155,15 @@ class SloBudgets:
 
     async def _ask_offline_lengths(self, keeper: SloKeeper) -> None:
         try:
-            sample = await self._bus.request(subjects.OFFLINE_SAMPLE, {}, OfflineSample, SAMPLE_WAIT_S)
+            subject = subjects.of_model(keeper.info.spec.model).sample
+            sample = await self._bus.request(subject, {}, OfflineSample, SAMPLE_WAIT_S)
         except BusError as error:
             logger.info("offline lengths not known", extra=_ids(keeper, error))
         else:
             keeper.on_offline(sample.lengths)
 
     async def _publish(self, keeper: SloKeeper) -> None:
-        if not self._slos or keeper.info.profile_key in self._held:
+        if not keeper.slos or keeper.info.profile_key in self._held:
             return
         budget = keeper.budget()
         if self._published.get(budget.profile_key) == budget:
@@ -190,8 +187,8 @@ class SloBudgets:
     def _on_profile(self, key: str, record: SloProfileRecord | None) -> None:
         """What a search by live runs found for our SLOs is ours."""
         keeper = None if record is None or record.runs_on != LIVE else self._keepers.get(record.profile_key)
-        if keeper and record and keeper.record != record and key == self._key(record.profile_key):
-            keeper.on_found(rename(record, self._slos), self._clock.monotonic_s())
+        if keeper and record and keeper.record != record and key == _key(keeper):
+            keeper.on_found(rename(record, keeper.slos), self._clock.monotonic_s())
 
     async def _follow_models(self) -> None:
         async for entry in self._models.watch():
@@ -212,25 +209,31 @@ class SloBudgets:
             keeper.online.on_heartbeat(beat)
 
     async def _on_status_request(self, _: object) -> SloReport:
-        if not self._slos:
-            return SloReport([], [])
+        return self._report()
+
+    def _report(self) -> SloReport:
         now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
-        statuses = [self._keepers[key].status(now_s, unix_s) for key in sorted(self._keepers)]
-        return SloReport([slo.expr for slo in self._slos], statuses)
+        keepers = [keeper for _, keeper in sorted(self._keepers.items()) if keeper.slos]
+        return SloReport(self._all_slos, [keeper.status(now_s, unix_s) for keeper in keepers])
 
     async def _on_profile_request(self, request: ProfileRequest) -> ProfileReply:
         try:
-            slos = [parse_slo(expr) for expr in request.slos] or self._slos
-            if not slos:
-                raise SearchError("the stack keeps no SLOs: name some")
+            asked = [parse_slo(expr) for expr in request.slos]
             keys = [request.profile_key] if request.profile_key else sorted(self._keepers)
             keepers = [self._keepers[key] for key in keys if key in self._keepers]
             if not keepers:
                 known = ", ".join(sorted(self._keepers)) or "none"
                 raise SearchError(f"no executor of kind {request.profile_key or 'any'}; known: {known}")
-            return ProfileReply([await self._search(keeper, slos, "asked") for keeper in keepers])
+            searches = [(keeper, slos) for keeper in keepers if (slos := asked or keeper.slos)]
+            if not searches:
+                raise SearchError("the stack keeps no SLOs: name some")
+            return ProfileReply([await self._search(keeper, slos, "asked") for keeper, slos in searches])
         except (SloError, SearchError, BusError) as error:
             return ProfileReply([], str(error))
+
+
+def _key(keeper: SloKeeper) -> str:
+    return slo_profile_key(keeper.info.profile_key, (slo.expr for slo in keeper.slos), Knob.BUDGET_MS)
 
 
 def _ids(keeper: SloKeeper, error: Exception | None = None) -> dict[str, str]:

@@ -44,7 +44,7 @@ class SloKeeper:
         self.record: SloProfileRecord | None = None
         self.is_searching = False
         self.model: PublishedModel | None = None  # the newest
-        self._slos = slos
+        self.slos = slos
         self._settings = settings
         self._start_ms = start_budget_ms(slos)
         self._targets = [Target(slo) for slo in slos if not slo.relative]
@@ -107,9 +107,7 @@ class SloKeeper:
         self._targets, self._feedback = [], None
         if record.value is not None:
             alone_ms = {verdict.expr: verdict.value_ms or 0.0 for verdict in record.best}
-            self._targets = [
-                Target(slo, alone_ms[slo.expr], measured_alone_ms.get(slo.expr, 0.0)) for slo in self._slos
-            ]
+            self._targets = [Target(slo, alone_ms[slo.expr], measured_alone_ms.get(slo.expr, 0.0)) for slo in self.slos]
             cheapest_ms = cheapest_step_ms(self.model.record.latency_model()) if self.model else NO_OFFLINE_WORK_MS
             floor_ms, share = 0.99 * cheapest_ms, min(1.0, held_ms / record.value)
             self._feedback = BudgetFeedback(record.value, floor_ms, self._targets, now_s, share)
@@ -138,7 +136,8 @@ class SloKeeper:
         budget, record = self.budget(), self.record
         profiled_ms, at_s, why = (record.value, record.profiled_at_s, record.why) if record else (None, None, "")
         held_to = (budget.latency_budget_ms, budget.source, self._measured(now_s))
-        return SloStatus(self.info.profile_key, self._state(), *held_to, profiled_ms, at_s, why, self._note(unix_s))
+        profiled, slos = (profiled_ms, at_s, why), [slo.expr for slo in self.slos]
+        return SloStatus(self.info.profile_key, self._state(), *held_to, *profiled, self._note(unix_s), slos)
 
     def _drift(self, workload: Workload) -> str:
         assert self.record is not None and self.model is not None
@@ -167,7 +166,7 @@ class SloKeeper:
         bounds = {target.slo.expr: target.bound_ms for target in self._targets}
         best = {verdict.expr: verdict.bound_ms for verdict in self.record.best} if self.record else {}
         verdicts = []
-        for slo in self._slos:
+        for slo in self.slos:
             bound_ms = bounds.get(slo.expr) or best.get(slo.expr) or slo.bound_ms(None)
             value_ms = latencies.value_ms(slo)
             verdicts.append(SloVerdict(slo.expr, bound_ms, value_ms, slo.is_met(value_ms, bound_ms)))

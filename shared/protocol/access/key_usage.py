@@ -41,22 +41,24 @@ class KeyUsage(msgspec.Struct, frozen=True):
 
 
 class UsagePlace(NamedTuple):
-    """Of what a KeyUsage is. ``source``: a gateway process, or a batch."""
+    """Of what a KeyUsage is. ``source``: a gateway process, or a batch; ``model``: the token of its name, empty where a
+    version with one model has counted it."""
 
     day: str
     name: str
     source: str
+    model: str = ""
 
     @property
     def key(self) -> str:
         """In KEY_USAGE_BUCKET; none of its parts has a dot."""
-        return ".".join(self)
+        return ".".join(part for part in self if part)
 
     @classmethod
     def of(cls, key: str) -> UsagePlace | None:
         """None for a key of another form."""
         parts = key.split(".")
-        return cls(*parts) if len(parts) == 3 else None
+        return cls(*parts) if len(parts) in (3, 4) else None
 
     @property
     def is_batch(self) -> bool:

@@ -16,11 +16,13 @@ from shared.protocol import subjects
 from tests.faults.plan import Planned
 from tests.faults.stack.shape import Shape
 from tests.faults.stack.stack import Stack
+from tests.services.gateway.gateway_rig import MODEL
 
 BUS = "the bus"
 LISTENS_S = 1.5
 STORED = (f"{subjects.PREFIX}.requests.", f"{subjects.PREFIX}.results.")  # what streams keep is a client's own
-ASKED = (subjects.PING, subjects.FLEX, subjects.FLEX_DROP, subjects.OFFLINE_SAMPLE, subjects.SLO_STATUS)
+WORK = subjects.of_model(MODEL)
+ASKED = (subjects.PING, WORK.flex, WORK.flex_drop, WORK.sample, subjects.SLO_STATUS)
 BAD: tuple[Callable[[bytes], bytes], ...] = (
     lambda data: data[: len(data) // 2],
     lambda data: b"",

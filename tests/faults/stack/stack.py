@@ -21,7 +21,7 @@ from services.local.stack.gpu_pinning import DeviceShare
 from services.local.stack.machine import free_port
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
-from services.local.stack.service_commands import nats_argv, service_commands
+from services.local.stack.service_commands import ModelPlace, nats_argv, service_commands
 from shared.bus import Bus
 from shared.bus.address import BusAddress
 from shared.protocol import subjects
@@ -179,7 +179,8 @@ class Stack:
             **torch,
         )
         shares = [DeviceShare(options.threads)] * shape.num_executors
-        found = service_commands(options, self._data, BusAddress(self.links[name].url), self._model, shares)
+        place = ModelPlace(options, self._model, shares)
+        found = service_commands(self._data, BusAddress(self.links[name].url), [place])
         command = next(each for each in found if each.name == like)
         flags = [word for key, value in own.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         environ = {

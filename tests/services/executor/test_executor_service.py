@@ -36,6 +36,8 @@ from shared.text.tokenizer import Tokenizer
 from tests.services.executor.live_gateway import GATEWAY, be_there
 from tests.services.profiler.profiling import until
 
+WORK = subjects.of_model("smollm2-135m-instruct")  # by the settings' default
+
 
 class Listener:
     """Everything that an executor says, in order."""
@@ -195,7 +197,7 @@ async def run_by_plan(bus: Bus, listener: Listener, request: GenerateRequest) ->
 
 async def until_stored(bus: Bus, request_id: str) -> OfflineResult:
     async with asyncio.timeout(10):
-        async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
+        async for stored in bus.follow(subjects.RESULTS_STREAM, WORK.all_results, OfflineResult):
             if stored is not None and stored.message.request_id == request_id:
                 return stored.message
     raise AssertionError("following does not end")
@@ -215,7 +217,7 @@ async def test_while_results_are_refused_no_more_offline_work_is_taken(
 ) -> None:
     monkeypatch.setattr(results, "MAX_BYTES", 1)
     await allow_offline_work(bus, executor)
-    await bus.store(subjects.result("batch_0.1"), OfflineResult("batch_0.1", [], FinishReason.STOP))
+    await bus.store(WORK.result("batch_0.1"), OfflineResult("batch_0.1", [], FinishReason.STOP))
     config = (await bus._js.stream_info(subjects.RESULTS_STREAM)).config
     await bus._js.update_stream(dataclasses.replace(config, max_msgs=1))
     await run_by_plan(bus, listener, make_request("batch_1.7", Kind.OFFLINE, max_tokens=1))

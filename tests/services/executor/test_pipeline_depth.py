@@ -41,6 +41,8 @@ from tests.services.executor.live_gateway import GATEWAY, be_there
 from tests.services.profiler.profiling import running
 from tests.shared.replica.factories import KV_STRATEGIES, make_info
 
+WORK = subjects.of_model("smollm2-135m-instruct")  # by the settings' default
+
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 
@@ -347,7 +349,7 @@ class Site:
         await be_there(bus)
 
     async def _follow_results(self, bus: Bus) -> None:
-        async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
+        async for stored in bus.follow(subjects.RESULTS_STREAM, WORK.all_results, OfflineResult):
             if stored is not None and stored.message.request_id.startswith(f"{self.batch}."):
                 number = stored.message.request_id.partition(".")[2]
                 self._gain(f"off-{number}", stored.message.output_token_ids, ended=True)

@@ -26,6 +26,7 @@ from shared.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
 MODEL = ServedModel(DEFAULT_MODEL, max_model_len=256)
+WORK = subjects.of_model(MODEL.name)
 TIMEOUT_S = 60.0
 FINAL = ("completed", "failed", "expired", "cancelled")
 ENDLESS = 1_000_000
@@ -88,7 +89,7 @@ class StoringPool:
                 self.changed.clear()
                 await self.changed.wait()
             request_id = next(iter(self.waiting))
-            await self._bus.store(subjects.result(request_id), answer(self.waiting.pop(request_id)))
+            await self._bus.store(WORK.result(request_id), answer(self.waiting.pop(request_id)))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(TIMEOUT_S):
@@ -152,7 +153,7 @@ class Desk:
         cancelled wherever they are."""
         bus = await Bus.connect(self.url, "offline-queue")
         pool = StoringPool(bus, permits)
-        manager = BatchManager(bus, TOKENIZER, MODEL, pool, self.clock, pool_bytes)
+        manager = BatchManager(bus, MODEL.name, TOKENIZER, MODEL, pool, self.clock, pool_bytes)
         await manager.start()
         tasks = [asyncio.create_task(manager.run()), asyncio.create_task(pool.run())]
         try:
@@ -181,7 +182,7 @@ class Desk:
         await self.objects.put(file_id, data)
         await self.files.create(file_id, FileObject(file_id, len(data), now_s, "input.jsonl", "batch"))
         ends_s = now_s + window_s
-        whose = {"client_id": client_id, "owner": owner}
+        whose = {"client_id": client_id, "owner": owner, "model_name": MODEL.name}
         record = BatchRecord(batch_id, endpoint, file_id, "24h", now_s, ends_s, "validating", **whose)
         await self.batches.create(batch_id, record)
         return batch_id
@@ -224,11 +225,11 @@ class Desk:
         return by_id
 
     async def stored_requests(self, batch_id: str) -> list[str]:
-        subject = subjects.batch_requests(batch_id)
+        subject = WORK.batch_requests(batch_id)
         read = self.bus.read(subjects.REQUESTS_STREAM, subject, OfflineRequest)
         return [stored.message.request.request_id async for stored in read]
 
     async def stored_results(self, batch_id: str) -> list[str]:
-        subject = subjects.batch_results(batch_id)
+        subject = WORK.batch_results(batch_id)
         read = self.bus.read(subjects.RESULTS_STREAM, subject, OfflineResult)
         return [stored.message.request_id async for stored in read]

@@ -15,6 +15,7 @@ from shared.bus import Bus
 from shared.protocol import subjects
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
+WORK = subjects.of_model(MODEL)
 BODY = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 4}
 PRESET = ("--preset", "sarathi++")  # needs no predictor
 UNREADABLE = b"\xc1"  # no MessagePack, and no JSON
@@ -55,14 +56,14 @@ async def test_unreadable_messages_end_their_lines(rig: GatewayRig) -> None:
     until_status(rig, batch_id, "in_progress")
     rig.stop("offline-queue")
     bus = await Bus.connect(rig.nats_url, "test")
-    await damage(bus, subjects.REQUESTS_STREAM, subjects.offline_request(f"{batch_id}.1"))
-    await damage(bus, subjects.RESULTS_STREAM, subjects.result(f"{batch_id}.2"))
-    await damage(bus, subjects.RESULTS_STREAM, subjects.failure(f"{batch_id}.4", "run"))
-    await damage(bus, subjects.RESULTS_STREAM, subjects.result(f"{batch_id}.none"))
+    await damage(bus, subjects.REQUESTS_STREAM, WORK.request(f"{batch_id}.1"))
+    await damage(bus, subjects.RESULTS_STREAM, WORK.result(f"{batch_id}.2"))
+    await damage(bus, subjects.RESULTS_STREAM, WORK.failure(f"{batch_id}.4", "run"))
+    await damage(bus, subjects.RESULTS_STREAM, WORK.result(f"{batch_id}.none"))
     rig.start_offline_queue(*PRESET)
     wait_until(lambda: rig.openai.batches.retrieve(batch_id).request_counts.failed == 2, rig.logs)
-    await damage(bus, subjects.RESULTS_STREAM, subjects.result(f"{batch_id}.3"))
-    await damage(bus, subjects.RESULTS_STREAM, subjects.failure("batch_none.1", "run"))
+    await damage(bus, subjects.RESULTS_STREAM, WORK.result(f"{batch_id}.3"))
+    await damage(bus, subjects.RESULTS_STREAM, WORK.failure("batch_none.1", "run"))
     await bus.close()
     rig.start_executor("executor-0", *PRESET)
     batch = until_status(rig, batch_id, "completed")

@@ -13,7 +13,7 @@ from shared.bus.streams import Raw
 from shared.protocol import subjects
 from shared.protocol.offline import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
-from tests.services.offline_queue.batch_desk import TIMEOUT_S, Desk, chat_line
+from tests.services.offline_queue.batch_desk import TIMEOUT_S, WORK, Desk, chat_line
 from tests.services.offline_queue.test_restarts import assert_complete, nats_server
 
 IDS = [f"request {number}" for number in range(12)]
@@ -26,7 +26,7 @@ async def desk(nats_url: str, bus: Bus) -> Desk:
 
 async def lose_requests(desk: Desk, batch_id: str, count: int) -> list[str]:
     """The newest; their ids."""
-    read = desk.bus.read(subjects.REQUESTS_STREAM, subjects.batch_requests(batch_id), OfflineRequest)
+    read = desk.bus.read(subjects.REQUESTS_STREAM, WORK.batch_requests(batch_id), OfflineRequest)
     lost = [stored async for stored in read][-count:]
     for stored in lost:
         await desk.bus.delete_stored(subjects.REQUESTS_STREAM, stored.sequence)
@@ -34,7 +34,7 @@ async def lose_requests(desk: Desk, batch_id: str, count: int) -> list[str]:
 
 
 async def lose_results(desk: Desk, batch_id: str) -> None:
-    await desk.bus.purge(subjects.RESULTS_STREAM, subjects.batch_results(batch_id))
+    await desk.bus.purge(subjects.RESULTS_STREAM, WORK.batch_results(batch_id))
 
 
 async def test_lost_requests_are_read_from_the_input_file_again(desk: Desk) -> None:
@@ -140,7 +140,7 @@ async def test_a_store_that_comes_back_as_it_was_earlier(tmp_path: Path) -> None
 
 async def test_a_follower_of_a_store_that_has_lost_messages_hears_of_the_new_ones(tmp_path: Path) -> None:
     port, store, earlier = free_port(), tmp_path / "nats", tmp_path / "earlier"
-    subject, stream = subjects.result, subjects.RESULTS_STREAM
+    subject, stream = WORK.result, subjects.RESULTS_STREAM
 
     async def put(number: int) -> None:
         await bus.store(subject(f"batch_1.{number}"), OfflineResult(f"batch_1.{number}", [], FinishReason.STOP))
@@ -154,7 +154,7 @@ async def test_a_follower_of_a_store_that_has_lost_messages_hears_of_the_new_one
         await bus.wait_reconnected(0, TIMEOUT_S)
         await put(2)
         await put(3)
-        following = bus.follow_raw(stream, subjects.ALL_RESULTS)
+        following = bus.follow_raw(stream, WORK.all_results)
         assert [raw.sequence if raw else None async for raw in _first(following, 4)] == [1, 2, 3, None]
     shutil.rmtree(store)
     earlier.rename(store)

@@ -25,6 +25,7 @@ from tests.services.offline_queue.batch_desk import (
     MODEL,
     TIMEOUT_S,
     TOKENIZER,
+    WORK,
     Desk,
     ManualClock,
     answer_text,
@@ -183,7 +184,7 @@ async def test_a_late_result_is_dropped(desk: Desk) -> None:
         await desk.cancel(batch_id)
         await desk.until_cleared(batch_id)
     late = OfflineResult(f"{batch_id}.1", [1], FinishReason.STOP)
-    assert await desk.bus.store(subjects.result(late.request_id), late)
+    assert await desk.bus.store(WORK.result(late.request_id), late)
     other_id = await desk.submit([chat_line("b")])
     async with desk.running():
         await desk.until_cleared(other_id)
@@ -206,7 +207,7 @@ async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
         if record is None or record.status != "completed":  # before it is read in, it is cleared as well
             return
         late = OfflineResult(f"{batch_id}.1", [1], FinishReason.STOP)
-        assert await desk.bus.store(subjects.result(late.request_id), late)
+        assert await desk.bus.store(WORK.result(late.request_id), late)
         await asyncio.wait_for(until_dropped(batch_id), TIMEOUT_S)
 
     monkeypatch.setattr(BatchTools, "clear", then_late)

@@ -26,7 +26,7 @@ from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.placement.role import Role
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
-from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER
+from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, WORK
 from tests.shared.replica.factories import make_info
 
 STRATEGY = Strategy.of("sarathi++")
@@ -106,7 +106,7 @@ async def submit(bus: Bus, request_id: str) -> None:
 
 
 async def ask(bus: Bus, message: FlexMessage) -> FlexAnswer:
-    return await bus.request(subjects.FLEX, message, FlexAnswer)
+    return await bus.request(WORK.flex, message, FlexAnswer)
 
 
 async def pair(bus: Bus) -> tuple[Peer, Peer]:

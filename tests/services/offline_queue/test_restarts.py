@@ -26,6 +26,7 @@ from tests.services.offline_queue.batch_desk import (
     MODEL,
     TIMEOUT_S,
     TOKENIZER,
+    WORK,
     Desk,
     ManualClock,
     StoringPool,
@@ -86,7 +87,7 @@ async def test_killed_between_the_last_store_and_the_record(desk: Desk) -> None:
     """Stored requests of a batch that is still validating are not trusted: here one is of another file."""
     batch_id = await desk.submit([chat_line("a"), chat_line("b")])
     stale = OfflineResult(f"{batch_id}.1", [], FinishReason.ERROR, error="stale")
-    await desk.bus.store(subjects.result(stale.request_id), stale)
+    await desk.bus.store(WORK.result(stale.request_id), stale)
     async with desk.running():
         record = await desk.until_cleared(batch_id)
     await assert_complete(desk, record, ["a", "b"])
@@ -117,7 +118,7 @@ async def test_results_that_came_while_nobody_was_there(desk: Desk) -> None:
         await desk.until_status(batch_id, "in_progress")
     for line in (2, 5):
         result = OfflineResult(f"{batch_id}.{line}", TOKENIZER.encode(answer_text(ids[line - 1])), FinishReason.STOP)
-        await desk.bus.store(subjects.result(result.request_id), result)
+        await desk.bus.store(WORK.result(result.request_id), result)
     async with desk.running(permits=0) as (_, pool):
         assert pool.added == [f"{batch_id}.{line}" for line in (1, 3, 4, 6, 7, 8)]
         await desk.until(batch_id, lambda record: record.request_counts.completed == 2)
@@ -260,7 +261,7 @@ async def test_ended_while_a_batch_waited_for_the_bus(desk: Desk, clock: ManualC
     async with desk.running(permits=0):
         await desk.until_status(batch_id, "in_progress")
     pool = StoringPool(desk.bus, permits=0)
-    manager = BatchManager(desk.bus, TOKENIZER, MODEL, pool, clock)
+    manager = BatchManager(desk.bus, MODEL.name, TOKENIZER, MODEL, pool, clock)
     await manager.start()
     assert len(pool.waiting) == 4
     if end == "expired":

@@ -25,7 +25,7 @@ from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.request import Kind
 from tests.services.gateway.gateway_rig import MODEL as SERVED
 from tests.services.gateway.gateway_rig import GatewayRig
-from tests.services.offline_queue.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, Desk, ManualClock, chat_line
+from tests.services.offline_queue.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, WORK, Desk, ManualClock, chat_line
 
 MAX_FAILURES = 3
 
@@ -41,7 +41,9 @@ class Counter:
     def __init__(self, desk: Desk) -> None:
         self.changed = asyncio.Event()
         self.pool = OfflinePool(FairShare(FcfsOrder()), self.changed.set, lambda _, __: None)
-        self.manager = BatchManager(desk.bus, TOKENIZER, MODEL, self.pool, desk.clock, max_failures=MAX_FAILURES)
+        self.manager = BatchManager(
+            desk.bus, MODEL.name, TOKENIZER, MODEL, self.pool, desk.clock, max_failures=MAX_FAILURES
+        )
         self.bus = desk.bus
 
     async def __aenter__(self) -> Counter:
@@ -67,13 +69,13 @@ class Counter:
         assert self.pool.take(request_id, "executor-0").request_id == request_id
         if is_told_first:
             self.pool.settle("executor-0", [], [request_id], [request_id])
-        store = ResultStore(self.bus)
+        store = ResultStore(self.bus, WORK)
         store.put_failure(OfflineFailure(request_id, why))
         await store.drain(TIMEOUT_S)
 
 
 async def failures_of(desk: Desk, batch_id: str) -> list[str]:
-    read = desk.bus.read(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id), OfflineFailure)
+    read = desk.bus.read(subjects.RESULTS_STREAM, WORK.batch_failures(batch_id), OfflineFailure)
     return [stored.message.reason async for stored in read]
 
 
@@ -91,7 +93,7 @@ async def test_a_failed_run_is_tried_again(desk: Desk, is_told_first: bool) -> N
         await counter.until(lambda: counter.waiting() == [request_id])
         counter.pool.check_integrity()
         result = OfflineResult(request_id, TOKENIZER.encode("Fine."), FinishReason.STOP)
-        await desk.bus.store(subjects.result(request_id), result)
+        await desk.bus.store(WORK.result(request_id), result)
         record = await desk.until_cleared(batch_id)
     counts = record.request_counts
     assert (record.status, counts.completed, counts.failed) == ("completed", 1, 0)
@@ -107,7 +109,7 @@ async def test_a_request_is_given_up_with_its_reason_and_the_others_run(desk: De
             await counter.until(lambda: poison in counter.waiting())
             await counter.fail(poison, f"reason {number}")
         await desk.until(batch_id, lambda record: record.request_counts.failed == 1)
-        await desk.bus.store(subjects.result(good), OfflineResult(good, TOKENIZER.encode("Fine."), FinishReason.STOP))
+        await desk.bus.store(WORK.result(good), OfflineResult(good, TOKENIZER.encode("Fine."), FinishReason.STOP))
         record = await desk.until_cleared(batch_id)
     counts = record.request_counts
     assert (record.status, counts.completed, counts.failed) == ("completed", 1, 1)
@@ -123,7 +125,7 @@ async def test_a_result_that_the_bus_never_takes_fails_its_line(desk: Desk) -> N
     endless, good = f"{batch_id}.1", f"{batch_id}.2"
     async with Counter(desk) as counter:
         await counter.until(lambda: counter.waiting() == [endless, good])
-        store = ResultStore(desk.bus)
+        store = ResultStore(desk.bus, WORK)
         store.put(OfflineResult(endless, [1] * 10_000_000, FinishReason.LENGTH))
         store.put(OfflineResult(good, TOKENIZER.encode("Fine."), FinishReason.STOP))
         await store.drain(TIMEOUT_S)

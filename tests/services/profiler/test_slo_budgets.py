@@ -1,6 +1,7 @@
 """SLO budgets on a real bus: what gateways and executors tell comes in, records and budgets go out."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Callable
 
@@ -31,6 +32,7 @@ from tests.services.profiler.test_slo_keeper import model
 
 SLO = "tbt_mean<=30ms"
 INFO = executor_info()
+WORK = subjects.of_model(INFO.spec.model)
 NUM_REQUESTS = 60
 SEARCHED_S = 180.0  # by then a search is over, on a busy machine as well
 
@@ -68,7 +70,7 @@ class Stack:
         async def answer(_: object) -> OfflineSample:
             return OfflineSample(list(lengths))
 
-        await self._bus.serve(subjects.OFFLINE_SAMPLE, object, answer)
+        await self._bus.serve(WORK.sample, object, answer)
 
     async def budget(self) -> BudgetRecord | None:
         budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
@@ -230,3 +232,25 @@ async def test_who_asks_gets_a_search_of_any_slos_or_why_there_is_none(stack: St
     assert [record.why for record in reply.records] == ["asked"]
     assert reply.records[0] == await stack.record(SLO)
     assert await stack.budget() is None and await stack.status() == SloReport([], [])
+
+
+async def test_each_model_has_slos_of_its_own(bus: Bus, stack: Stack) -> None:
+    others = json.dumps([{"name": INFO.spec.model, "slo": SLO}, {"name": "none"}])
+    settings = ProfilerSettings(slo="tbt_mean<=50ms", other_models=others)
+    budgets = SloBudgets(bus, settings, SystemClock())
+    await budgets.start()
+    kinds = {"first": "first.key", INFO.spec.model: KEY, "none": "none.key"}
+    for model_name, key in kinds.items():
+        spec = msgspec.structs.replace(INFO.spec, model=model_name)
+        await budgets.admit(msgspec.structs.replace(INFO, executor_id=f"e-{model_name}", profile_key=key, spec=spec))
+    await bus.flush()
+    bucket = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    held = {entry.key: entry.value.latency_budget_ms for entry in await bucket.entries() if entry.value is not None}
+    assert held == {"first.key": 50.0, KEY: 30.0}
+    report = await stack.status()
+    assert report.slos == ["tbt_mean<=50ms", SLO]
+    assert {status.profile_key: status.slos for status in report.executors} == {
+        "first.key": ["tbt_mean<=50ms"],
+        KEY: [SLO],
+    }
+    await budgets.stop()

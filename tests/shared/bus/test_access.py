@@ -27,6 +27,8 @@ from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.batches import BatchRecord
 from tests.conftest import running_nats, wait_for_port
 
+WORK = subjects.of_model("m")  # what is stored is of this model
+
 SOON_S = 1.5  # to be let in, where it must fail
 HOSTS = ("127.0.0.1", "localhost")
 NOBODY = 65534
@@ -88,7 +90,7 @@ async def refusals(server: SecuredServer, role: BusRole, sent: Sequence[str], he
 FORBIDDEN = [
     (BusRole.GATEWAY, f"$KV.{subjects.API_KEYS_BUCKET}.alice"),
     (BusRole.GATEWAY, f"$KV.{subjects.REVOKED_API_KEYS_BUCKET}.hash"),
-    (BusRole.GATEWAY, subjects.offline_request("batch_1.1")),
+    (BusRole.GATEWAY, WORK.request("batch_1.1")),
     (BusRole.GATEWAY, subjects.plan("executor-0")),
     (BusRole.GATEWAY, subjects.tokens("other")),
     (BusRole.GATEWAY, f"$KV.{subjects.BUDGETS_BUCKET}.key"),

@@ -19,6 +19,8 @@ from shared.protocol.offline import OfflineResult
 from shared.protocol.requests import AbortRequests
 from shared.protocol.sampling import FinishReason
 
+WORK = subjects.of_model("m")  # what is stored is of this model
+
 
 def file_record(file_id: str, size: int = 1) -> FileObject:
     return FileObject(id=file_id, bytes=size, created_at=1, filename="a.jsonl", purpose="batch")
@@ -134,9 +136,9 @@ async def test_messages_that_nobody_was_fast_enough_for_are_counted(bus: Bus, ca
 async def test_a_subject_stores_one_result(bus: Bus) -> None:
     first = OfflineResult("batch_1.1", [1, 2], FinishReason.STOP)
     second = OfflineResult("batch_1.1", [3], FinishReason.STOP)
-    assert await bus.store(subjects.result("batch_1.1"), first)
-    assert not await bus.store(subjects.result("batch_1.1"), second)
-    stored = [s async for s in bus.read(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"), OfflineResult)]
+    assert await bus.store(WORK.result("batch_1.1"), first)
+    assert not await bus.store(WORK.result("batch_1.1"), second)
+    stored = [s async for s in bus.read(subjects.RESULTS_STREAM, WORK.batch_results("batch_1"), OfflineResult)]
     assert [s.message for s in stored] == [first]
 
 
@@ -144,29 +146,25 @@ async def test_what_a_full_stream_refuses_is_not_taken_for_stored(bus: Bus) -> N
     config = (await bus._js.stream_info(subjects.RESULTS_STREAM)).config
     await bus._js.update_stream(dataclasses.replace(config, max_msgs=1))
     results = [OfflineResult(f"batch_1.{line}", [], FinishReason.STOP) for line in (1, 2)]
-    assert await bus.store(subjects.result("batch_1.1"), results[0])
+    assert await bus.store(WORK.result("batch_1.1"), results[0])
     with pytest.raises(BusError, match="maximum messages exceeded"):
-        await bus.store(subjects.result("batch_1.2"), results[1])
-    assert not await bus.store(subjects.result("batch_1.1"), results[0])
+        await bus.store(WORK.result("batch_1.2"), results[1])
+    assert not await bus.store(WORK.result("batch_1.1"), results[0])
 
 
 async def test_read_ends_and_follow_goes_on(bus: Bus) -> None:
-    pairs = [
-        (subjects.result(f"batch_1.{n}"), OfflineResult(f"batch_1.{n}", [n], FinishReason.STOP)) for n in range(700)
-    ]
+    pairs = [(WORK.result(f"batch_1.{n}"), OfflineResult(f"batch_1.{n}", [n], FinishReason.STOP)) for n in range(700)]
     await bus.store_many(list(pairs))
-    read = [
-        s.message async for s in bus.read(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"), OfflineResult)
-    ]
+    read = [s.message async for s in bus.read(subjects.RESULTS_STREAM, WORK.batch_results("batch_1"), OfflineResult)]
     assert [m.output_token_ids for m in read] == [[n] for n in range(700)]
-    nothing = [s async for s in bus.read(subjects.RESULTS_STREAM, subjects.batch_results("batch_2"), OfflineResult)]
+    nothing = [s async for s in bus.read(subjects.RESULTS_STREAM, WORK.batch_results("batch_2"), OfflineResult)]
     assert nothing == []
 
     seen = 0
-    async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
+    async for stored in bus.follow(subjects.RESULTS_STREAM, WORK.all_results, OfflineResult):
         if stored is None:
             assert seen == 700
-            await bus.store(subjects.result("batch_3.1"), OfflineResult("batch_3.1", [], FinishReason.LENGTH))
+            await bus.store(WORK.result("batch_3.1"), OfflineResult("batch_3.1", [], FinishReason.LENGTH))
             continue
         seen += 1
         if stored.message.request_id == "batch_3.1":
@@ -175,43 +173,41 @@ async def test_read_ends_and_follow_goes_on(bus: Bus) -> None:
 
 
 async def test_read_ends_where_the_rest_is_purged_meanwhile(bus: Bus) -> None:
-    pairs = [
-        (subjects.result(f"batch_1.{n}"), OfflineResult(f"batch_1.{n}", [n], FinishReason.STOP)) for n in range(600)
-    ]
+    pairs = [(WORK.result(f"batch_1.{n}"), OfflineResult(f"batch_1.{n}", [n], FinishReason.STOP)) for n in range(600)]
     await bus.store_many(list(pairs))
     seen = 0
-    async for _ in bus.read(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"), OfflineResult):
+    async for _ in bus.read(subjects.RESULTS_STREAM, WORK.batch_results("batch_1"), OfflineResult):
         seen += 1
         if seen == 1:
-            await bus.purge(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"))
+            await bus.purge(subjects.RESULTS_STREAM, WORK.batch_results("batch_1"))
     assert 1 <= seen < 600
 
 
 async def test_large_messages_are_not_all_fetched_at_once(bus: Bus) -> None:
     data, num_messages = bytes(1_000_000), FETCH_BYTES // 1_000_000 + 8
     for number in range(num_messages):
-        await bus.store_raw(subjects.result(f"batch_1.{number}"), data, {})
+        await bus.store_raw(WORK.result(f"batch_1.{number}"), data, {})
     before = bus._client.stats["in_bytes"]
-    async with contextlib.aclosing(bus.read_raw(subjects.RESULTS_STREAM, subjects.ALL_RESULTS)) as raws:
+    async with contextlib.aclosing(bus.read_raw(subjects.RESULTS_STREAM, WORK.all_results)) as raws:
         await anext(raws)
         assert bus._client.stats["in_bytes"] - before <= FETCH_BYTES
         assert [raw.subject async for raw in raws] == [
-            subjects.result(f"batch_1.{number}") for number in range(1, num_messages)
+            WORK.result(f"batch_1.{number}") for number in range(1, num_messages)
         ]
 
 
 async def test_deleting_stored_messages(bus: Bus) -> None:
     for number in range(3):
-        await bus.store(subjects.result(f"batch_1.{number}"), OfflineResult(f"batch_1.{number}", [], FinishReason.STOP))
-    stored = [s async for s in bus.read(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult)]
+        await bus.store(WORK.result(f"batch_1.{number}"), OfflineResult(f"batch_1.{number}", [], FinishReason.STOP))
+    stored = [s async for s in bus.read(subjects.RESULTS_STREAM, WORK.all_results, OfflineResult)]
     await bus.delete_stored(subjects.RESULTS_STREAM, stored[1].sequence)
     await bus.delete_stored(subjects.RESULTS_STREAM, stored[1].sequence)
-    left = [s.subject async for s in bus.read(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult)]
-    assert left == [subjects.result("batch_1.0"), subjects.result("batch_1.2")]
+    left = [s.subject async for s in bus.read(subjects.RESULTS_STREAM, WORK.all_results, OfflineResult)]
+    assert left == [WORK.result("batch_1.0"), WORK.result("batch_1.2")]
     with pytest.raises(BusError):
         await bus.delete_stored("NO_SUCH_STREAM", 1)
-    await bus.purge(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"))
-    assert [s async for s in bus.read(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult)] == []
+    await bus.purge(subjects.RESULTS_STREAM, WORK.batch_results("batch_1"))
+    assert [s async for s in bus.read(subjects.RESULTS_STREAM, WORK.all_results, OfflineResult)] == []
 
 
 async def test_bucket_compare_and_set(bus: Bus) -> None:

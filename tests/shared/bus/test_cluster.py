@@ -21,6 +21,8 @@ from shared.protocol.access.key_usage import KeyUsage
 from shared.settings.setting import settings_of
 from tests.conftest import nats_server_binary, wait_for_port
 
+WORK = subjects.of_model("m")  # what is stored is of this model
+
 NUM_WRITES, NUM_ROUNDS = 200, 4
 WITHIN_S = 200.0
 EVERY = "slackwater.results.>"
@@ -98,7 +100,7 @@ async def leader_of(bus: Bus, stream: str) -> int:
 async def store_until(bus: Bus, num_writes: int, numbers: Iterator[int], acknowledged: list[str]) -> None:
     """Go on until so many are; those that are not known to be stored are left."""
     while len(acknowledged) < num_writes:
-        subject = subjects.result(f"batch_1.{next(numbers)}")
+        subject = WORK.result(f"batch_1.{next(numbers)}")
         with contextlib.suppress(BusError):
             await bus.store(subject, subject)
             acknowledged.append(subject)
@@ -132,7 +134,7 @@ async def test_what_one_server_held_gets_copies_and_no_asked_number_is_exceeded(
     bus = await Bus.connect(BusAddress(cluster.url), "test")
     try:
         await made_streams(one)
-        await one.store(subjects.result("batch_1.1"), 1)
+        await one.store(WORK.result("batch_1.1"), 1)
         assert await replicas_of(bus, subjects.RESULTS_STREAM) == 1
         await one.raise_replicas(subjects.STORED)
         assert await replicas_of(bus, subjects.RESULTS_STREAM) == 1
@@ -186,7 +188,7 @@ async def test_what_was_acknowledged_is_read_at_once_though_a_server_lags(cluste
         async with asyncio.timeout(WITHIN_S):
             for round in range(NUM_ROUNDS):
                 cluster.signal(late, signal.SIGSTOP)
-                written = [(subjects.result(f"batch_{round}.{number}"), "x" * 100_000) for number in range(40)]
+                written = [(WORK.result(f"batch_{round}.{number}"), "x" * 100_000) for number in range(40)]
                 with contextlib.suppress(BusError):  # those that were not confirmed may be there
                     await writer.store_many(written)
                     expected |= {subject for subject, _ in written}

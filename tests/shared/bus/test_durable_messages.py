@@ -18,6 +18,8 @@ from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
 from tests.shared.bus.servers import Server, until
 
+WORK = subjects.of_model("m")  # what is stored is of this model
+
 EXPLICIT = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=0.3)
 
 
@@ -217,14 +219,14 @@ async def test_a_watch_goes_on_over_a_restart_in_order(server: Server, bus: Bus,
 async def test_what_was_stored_outlives_a_kill(server: Server, bus: Bus) -> None:
     """A kill of the process: what it wrote, the operating system has."""
     results = [OfflineResult(f"batch_1.{line}", [line], FinishReason.STOP) for line in range(40)]
-    await bus.store_many([(subjects.result(result.request_id), result) for result in results])
+    await bus.store_many([(WORK.result(result.request_id), result) for result in results])
     before = bus.reconnects
     server.kill()
     server.start()
     await bus.wait_reconnected(before, 20)
-    read = bus.read(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"), OfflineResult)
+    read = bus.read(subjects.RESULTS_STREAM, WORK.batch_results("batch_1"), OfflineResult)
     assert [stored.message for stored in [each async for each in read]] == results
-    assert not await bus.store(subjects.result("batch_1.0"), results[0])
+    assert not await bus.store(WORK.result("batch_1.0"), results[0])
 
 
 @pytest.mark.slow

@@ -11,18 +11,29 @@ from shared.protocol import subjects
 from shared.protocol.services import ServiceStatus
 
 
-async def check(target: str, nats_url: str) -> tuple[int, str]:
+async def check(target: str, nats_url: str, **environ: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "shared.process.healthcheck",
         target,
-        env={**os.environ, "SLACKWATER_NATS": nats_url},
+        env={**os.environ, "SLACKWATER_NATS": nats_url, **environ},
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode is not None
     return process.returncode, output.decode().strip()
+
+
+async def test_of_several_models_a_container_asks_for_its_own_offline_queue(bus: Bus, nats_url: str) -> None:
+    async def answer(_: object) -> ServiceStatus:
+        return ServiceStatus("offline-queue-b", 1, "ok", {"model": "org/B"})
+
+    await bus.serve(subjects.PING, object, answer)
+    await bus.flush()
+    assert await check("offline-queue", nats_url, SLACKWATER_MODEL_NAME="org/B") == (0, "ok")
+    silent = (1, "offline-queue does not answer")
+    assert await check("offline-queue", nats_url, SLACKWATER_MODEL_NAME="c") == silent
 
 
 async def test_a_service_is_well_ill_or_absent(bus: Bus, nats_url: str) -> None:

@@ -1,13 +1,56 @@
-{{- /* A link beside the prepared models, made when its model is complete: a name that is known before. */}}
-{{- define "slackwater.model.path" -}}
-/var/lib/slackwater/models/served-{{ .Values.model.source | sha256sum | trunc 8 }}
+{{- /* All that the stack serves, as JSON: name, source, short (in names of objects), servedModelName, slo, strategy. */}}
+{{- define "slackwater.models" -}}
+{{- $served := .Values.gateway.settings.served_model_name | default list }}
+{{- $first := dict "short" "default" "servedModelName" $served "slo" .Values.slo "strategy" dict }}
+{{- $all := list (merge $first (pick .Values.model "name" "source")) }}
+{{- range .Values.otherModels }}
+{{- $all = append $all (merge (deepCopy .) (dict "servedModelName" list "slo" list "strategy" dict)) }}
+{{- end }}
+{{- toJson $all }}
 {{- end }}
 
+{{- /* One of them. root, name (empty: the first). */}}
+{{- define "slackwater.model.named" -}}
+{{- $name := .name | default .root.Values.model.name }}
+{{- $found := "" }}
+{{- range include "slackwater.models" .root | fromJsonArray }}
+{{- if and (not $found) (eq .name $name) }}
+{{- $found = toJson . }}
+{{- end }}
+{{- end }}
+{{- if not $found }}
+{{- fail (printf "executors: there is no model %s in model and otherModels" $name) }}
+{{- end }}
+{{- $found }}
+{{- end }}
+
+{{- /* A link beside the prepared models, made when its model is complete: a name that is known before. A model. */}}
+{{- define "slackwater.model.path" -}}
+/var/lib/slackwater/models/served-{{ .source | sha256sum | trunc 8 }}
+{{- end }}
+
+{{- /* A model. */}}
 {{- define "slackwater.model.env" -}}
 - name: SLACKWATER_MODEL_NAME
-  value: {{ .Values.model.name | quote }}
+  value: {{ .name | quote }}
 - name: SLACKWATER_MODEL_PATH
   value: {{ include "slackwater.model.path" . }}
+{{- end }}
+
+{{- /* The setting other_models. root, model (all others are told of). */}}
+{{- define "slackwater.model.others" -}}
+{{- $others := list }}
+{{- range include "slackwater.models" .root | fromJsonArray }}
+{{- if ne .name $.model.name }}
+{{- $served := include "slackwater.value" .servedModelName }}
+{{- $told := dict "name" .name "path" (include "slackwater.model.path" .) "slo" (include "slackwater.value" .slo) }}
+{{- $others = append $others (set $told "served_model_name" $served) }}
+{{- end }}
+{{- end }}
+{{- if $others }}
+- name: SLACKWATER_OTHER_MODELS
+  value: {{ toJson $others | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "slackwater.model.mount" -}}
@@ -32,13 +75,19 @@
 {{- end }}
 {{- end }}
 
-{{- /* Of the first pool: whether it runs the model is looked at before that is fetched. */}}
+{{- /* Of the model's first pool: whether it runs the model is looked at before that is fetched. root, model. */}}
 {{- define "slackwater.model.engine" -}}
-{{- (first .Values.executors).engine | default .Values.executorDefaults.engine }}
+{{- $found := "" }}
+{{- range .root.Values.executors }}
+{{- if and (not $found) (eq (.model | default $.root.Values.model.name) $.model.name) }}
+{{- $found = .engine | default $.root.Values.executorDefaults.engine }}
+{{- end }}
+{{- end }}
+{{- $found }}
 {{- end }}
 
 {{- /* Executors prepare the model, and whoever shares their claim waits for it; with a volume of its own each pod
-       prepares it. root, component, image (its own); engine (an executor's). */}}
+       prepares it. root, component, image (its own), model; suffix (of the container's name); engine (an executor's). */}}
 {{- define "slackwater.model.init" -}}
 {{- if or (eq .component "executor") (ne .root.Values.model.volume.type "claim") }}
 {{- include "slackwater.model.prepare" . }}
@@ -48,7 +97,7 @@
 {{- end }}
 
 {{- define "slackwater.model.prepare" -}}
-- name: prepare-model
+- name: prepare-model{{ .suffix }}
   {{- $image := ternary .image .root.Values.images.executor (eq .component "executor") }}
   {{- include "slackwater.image" (dict "root" .root "name" $image) | nindent 2 }}
   command:
@@ -64,10 +113,10 @@
     - name: HF_HOME
       value: /var/lib/slackwater/models/huggingface
     - name: MODEL
-      value: {{ .root.Values.model.source | quote }}
+      value: {{ .model.source | quote }}
     - name: ENGINE
-      value: {{ .engine | default (include "slackwater.model.engine" .root) }}
-    {{- include "slackwater.model.env" .root | nindent 4 }}
+      value: {{ .engine | default (include "slackwater.model.engine" .) }}
+    {{- include "slackwater.model.env" .model | nindent 4 }}
     {{- with .root.Values.model.hubToken }}
     {{- if .secret }}
     - name: HF_TOKEN
@@ -88,11 +137,11 @@
 {{- end }}
 
 {{- define "slackwater.model.wait" -}}
-- name: wait-for-model
+- name: wait-for-model{{ .suffix }}
   {{- include "slackwater.image" (dict "root" .root "name" .image) | nindent 2 }}
   command: [sh, -c, 'until test -e "$SLACKWATER_MODEL_PATH/config.json"; do sleep 2; done']
   env:
-    {{- include "slackwater.model.env" .root | nindent 4 }}
+    {{- include "slackwater.model.env" .model | nindent 4 }}
   volumeMounts:
     {{- include "slackwater.model.mount" .root | nindent 4 }}
   resources:
@@ -103,4 +152,13 @@
       cpu: 100m
       memory: 64Mi
   {{- include "slackwater.container" .root | nindent 2 }}
+{{- end }}
+
+{{- /* The setting other_models of the profiler, which has their SLOs to keep. */}}
+{{- define "slackwater.model.slos" -}}
+{{- $others := list }}
+{{- range rest (include "slackwater.models" . | fromJsonArray) }}
+{{- $others = append $others (dict "name" .name "slo" (include "slackwater.value" .slo)) }}
+{{- end }}
+{{- if $others }}{{ toJson $others }}{{ end }}
 {{- end }}

@@ -34,7 +34,8 @@ function createRow(batch, { keys, access, cancel }) {
   const { node, cells } = row(LABELS, CLASSES);
   const [name, status, progress, failed, rate, left, action] = cells;
   const { name: title, ...others } = batch.metadata ?? {};
-  const about = [`${batch.endpoint}, since ${clock(batch.created_at)}`, ...Object.entries(others).map((pair) => pair.join(": "))];
+  const whose = batch.model ? [batch.model] : [];
+  const about = [...whose, `${batch.endpoint}, since ${clock(batch.created_at)}`, ...Object.entries(others).map((pair) => pair.join(": "))];
   const [why, results, errors] = [element("small", "why"), new FileLink("Results", keys), new FileLink("Errors", keys)];
   if (title) name.append(element("strong", "", title), " ");
   name.append(element("code", "", batch.id), element("small", "", about.join("; ")), why);

@@ -117,8 +117,9 @@ export class Charts {
     container.append(...this.#charts.map(({ chart }) => chart.node));
   }
 
-  // series: as History.series gives them.
+  // series: as History.series gives them; nothing while no row of the range has come.
   show(series, now, range) {
+    if (!series.unix_s) return;
     for (const { spec, chart } of this.#charts) {
       if (spec.boundName) chart.nameBound(spec.boundName(now));
       chart.show(series.unix_s, spec.values(series, now), range);

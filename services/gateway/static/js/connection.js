@@ -8,12 +8,16 @@ export class Connection {
   #keys;
   #onMessage;
   #onState;
+  #query;
+  #isRestarted = false;
   #failures = 0;
   #aborting = new AbortController();
 
-  // keys: { current(), headers(), ask(wasRefused) }. onState gets "connecting", "live", "lost" or "key", and why.
-  constructor({ keys, onMessage, onState }) {
+  // keys: { current(), headers(), ask(wasRefused) }. query(): what of the stack is asked for. onState gets
+  // "connecting", "live", "lost" or "key", and why.
+  constructor({ keys, query, onMessage, onState }) {
     this.#keys = keys;
+    this.#query = query;
     this.#onMessage = onMessage;
     this.#onState = onState;
     let hiding = 0;
@@ -28,7 +32,9 @@ export class Connection {
       await whenVisible();
       this.#onState("connecting", "");
       const why = await this.#read().catch((error) => this.#aborting.signal.reason ?? reasonOf(error));
-      if (why === null) continue;
+      const isRestarted = this.#isRestarted;
+      this.#isRestarted = false;
+      if (why === null || isRestarted) continue;
       this.#onState("lost", why);
       await sleep(RETRY_MS[Math.min(this.#failures++, RETRY_MS.length - 1)]);
     }
@@ -39,6 +45,12 @@ export class Connection {
     this.#abort("the key was forgotten");
   }
 
+  // As restart, at once: something else is asked for.
+  askAnew() {
+    this.#isRestarted = true;
+    this.#abort("something else is asked for");
+  }
+
   #abort(why) {
     this.#aborting.abort(why);
   }
@@ -47,7 +59,7 @@ export class Connection {
   async #read() {
     const key = this.#keys.current();
     this.#aborting = new AbortController();
-    const answer = await fetch("dashboard/events", { headers: this.#keys.headers(), signal: this.#aborting.signal, cache: "no-store" });
+    const answer = await fetch(`dashboard/events${this.#query()}`, { headers: this.#keys.headers(), signal: this.#aborting.signal, cache: "no-store" });
     if (answer.status === 401) {
       this.#onState("key", "");
       await this.#keys.ask(Boolean(key));

@@ -46,7 +46,7 @@ function createRow(access, drain) {
     setText(id, info.executor_id);
     const drain = !draining ? "" : holdsNothing(executor.beat) ? ", drained" : ", drains";
     const moves = given + taken > 0 && `requests moved: ${short(given)} away, ${short(taken)} here`;
-    const remarks = [executor.role_text, moves, waits, slow].filter(Boolean);
+    const remarks = [executor.model, executor.role_text, moves, waits, slow].filter(Boolean);
     setText(about, [`${info.spec.engine} on ${info.spec.device}${drain}`, ...remarks].join("; "));
     figuresOf(executor).forEach((text, index) => setText(figures[index], text));
     figures[2].classList.toggle("bad", executor.budget_ms !== null && executor.step.mean_ms > executor.budget_ms);

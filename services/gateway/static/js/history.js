@@ -28,6 +28,11 @@ export class History {
     this.#rows = this.#rows.filter(([unixS]) => unixS > lastS - this.#range.spanS);
   }
 
+  // What is shown from here on is of something else.
+  clear() {
+    this.#rows = [];
+  }
+
   // Arrays by column name, equally long, with a row of nothing in each gap.
   series() {
     const nothing = this.#columns.slice(1).map(() => null);

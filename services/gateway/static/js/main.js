@@ -9,6 +9,7 @@ import { byId, element, setText } from "./dom.js";
 import { Executors } from "./executors.js";
 import { clock, duration } from "./format.js";
 import { Keys } from "./keys.js";
+import { ModelSwitch } from "./model_switch.js";
 import { Ranges } from "./ranges.js";
 import { Services } from "./services.js";
 import { setUpTheme } from "./theme.js";
@@ -25,6 +26,7 @@ class Dashboard {
   #executors;
   #batches;
   #ranges;
+  #models;
   #newest = null;
   #state = "connecting";
   #why = "";
@@ -36,9 +38,16 @@ class Dashboard {
     const access = new Access(keys);
     this.#batches = new Batches(keys, access);
     this.#executors = new Executors(keys, access);
-    this.#ranges = new Ranges(keys, () => this.#draw());
+    this.#models = new ModelSwitch(byId("models"), () => {
+      this.#newest = null;
+      this.#ranges.askAnew();
+      connection.askAnew();
+    });
+    const query = () => this.#models.query();
+    this.#ranges = new Ranges(keys, query, () => this.#draw());
     const connection = new Connection({
       keys,
+      query,
       onMessage: (message) => this.#show(message),
       onState: (state, why) => {
         if (state === "live" && this.#state !== "live") access.ask();
@@ -58,7 +67,7 @@ class Dashboard {
     this.#newest = now;
     this.#lastMs = Date.now();
     this.#lastUnixS = now.unix_s;
-    setText(byId("model"), now.model);
+    this.#models.show(now, byId("model"));
     setText(byId("preset"), now.preset ? `preset ${now.preset}` : "");
     document.title = `Slackwater: ${now.model}`;
     this.#tiles.show(now);

@@ -9,11 +9,14 @@ export class Ranges {
   #histories = new Map(RANGES.map((range) => [range, new History(range)]));
   #buttons;
   #keys;
+  #query;
   #onChange;
   #timer = 0;
 
-  constructor(keys, onChange) {
+  // query(): what of the stack is asked for.
+  constructor(keys, query, onChange) {
     this.#keys = keys;
+    this.#query = query;
     this.#onChange = onChange;
     this.#buttons = RANGES.map((range) => {
       const button = element("button", "", range.label);
@@ -28,6 +31,12 @@ export class Ranges {
   // An event's rows, of the shortest range.
   take(message) {
     this.#histories.get(RANGES[0]).take(message);
+  }
+
+  // Something else is asked for.
+  askAnew() {
+    for (const history of this.#histories.values()) history.clear();
+    if (this.range.periodMs) this.#ask(this.range);
   }
 
   series() {
@@ -51,11 +60,15 @@ export class Ranges {
   }
 
   async #ask(range) {
-    const answer = await fetch(`dashboard/history/${range.name}`, { headers: this.#keys.headers() }).catch(() => null);
+    const query = this.#query();
+    const url = `dashboard/history/${range.name}${query}`;
+    const answer = await fetch(url, { headers: this.#keys.headers() }).catch(() => null);
     const problem = answer === null ? "The gateway cannot be reached." : answer.ok ? "" : await problemOf(answer);
     setText(byId("range-problem"), problem);
     if (problem) return;
-    this.#histories.get(range).take(await answer.json());
+    const rows = await answer.json();
+    if (query !== this.#query()) return;
+    this.#histories.get(range).take(rows);
     if (range === this.range) this.#onChange();
   }
 }

@@ -25,6 +25,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import SloReport, SloState
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.services import is_queue_at_work
 from shared.protocol.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 from shared.watch.stack_status import ping_all, slo_report
 
@@ -32,7 +33,6 @@ ASKER = "profile"  # its name on the bus
 SEARCH_S = 3600.0  # a search runs the recorded workload a dozen times, simulated
 REQUEST_TIMEOUT_S = 600.0
 PING_S = 1.0
-OFFLINE_QUEUE = "offline-queue"
 
 
 async def newest_profiles(stack: BusOptions) -> list[SloProfileRecord]:
@@ -81,7 +81,7 @@ async def profile_live(
     cannot be used."""
     search = SloSearch(searching.slos(), Knob.BUDGET_MS, searching.precision)
     async with stack.bus(ASKER) as bus:
-        if OFFLINE_QUEUE not in await ping_all(bus, PING_S):
+        if not any(map(is_queue_at_work, await ping_all(bus, PING_S))):
             raise StackError("no offline-queue answers: without one there is no offline work to find room for")
         info = await _executor(bus)
         if not info.strategy.uses_latency_budget:

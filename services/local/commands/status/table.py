@@ -37,8 +37,9 @@ def print_status(status: Status) -> None:
     console.print("  ".join(word for word in (status.url, status.url and status.model, bus) if word))
     console.print(_process_table(status.processes))
     roles = acting_roles(status.executors)
+    names_models = len({beat.info.spec.model for beat in status.executors}) > 1
     for beat in status.executors:
-        console.print(describe(beat, roles[beat.info.executor_id]))
+        console.print(describe(beat, roles[beat.info.executor_id], names_models))
     for budget in status.budgets:
         console.print(f"budget     {budget_text(budget)}  {budget.profile_key}", soft_wrap=True)
     for slo in status.slos:
@@ -66,12 +67,13 @@ def _process_table(processes: list[ProcessStatus]) -> Table:
     return table
 
 
-def describe(beat: Heartbeat, acts_as: Role = Role.MIXED) -> str:
+def describe(beat: Heartbeat, acts_as: Role = Role.MIXED, names_model: bool = False) -> str:
     """``acts_as``: beside the others."""
     info, counters = beat.info, beat.counters
+    model = f"{info.spec.model} by " if names_model else ""
     waits, slow = (f"           {words}\n" if words else "" for words in (beat.offline_waits, beat.slow_step))
     return (
-        f"{info.executor_id}  {info.spec.engine} on {info.spec.device}{role_and_draining_text(beat, acts_as)}\n"
+        f"{info.executor_id}  {model}{info.spec.engine} on {info.spec.device}{role_and_draining_text(beat, acts_as)}\n"
         f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
         f"{counters.finished_online} finished, {counters.online_tokens} tokens\n{_describe_deadlines(info.strategy)}"
         f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "

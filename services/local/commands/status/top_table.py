@@ -56,13 +56,14 @@ def essentials(view: StackView) -> str:
 
 def _executor_table(executors: Sequence[ExecutorView]) -> SplitTable:
     shows_moves = any(_has_moves(executor) for executor in executors)
+    shows_models = len({executor.beat.info.spec.model for executor in executors}) > 1
     table = SplitTable((*EXECUTOR_COLUMNS, MOVES) if shows_moves else EXECUTOR_COLUMNS, num_left=2)
     for executor in executors:
         beat, info = executor.beat, executor.beat.info
         over = executor.budget_ms is not None and (executor.step_ms.mean_ms() or 0.0) > executor.budget_ms
         table.add_row(
             info.executor_id + role_and_draining_text(beat, executor.acts_as),
-            info.spec.engine,
+            f"{info.spec.model} by {info.spec.engine}" if shows_models else info.spec.engine,
             *map(str, (beat.online_running, beat.online_waiting, beat.offline_running, beat.offline_waiting)),
             Text(_figure(executor.step_ms.mean_ms(), ".1f"), style="red" if over else ""),
             _figure(executor.step_ms.quantile_ms(0.99), ".1f"),
@@ -117,12 +118,14 @@ def _queue_line(queues: Details) -> Text:
 
 def _batch_table(batches: Sequence[BatchView]) -> SplitTable:
     table = SplitTable(("batch", "status", "done", "", "failed", "left"), num_left=2)
+    shows_models = len({batch.record.model_name for batch in batches}) > 1
     for batch in batches[:MAX_BATCHES]:
         record, counts = batch.record, batch.record.request_counts
         share = f"{batch.done / counts.total:.0%}" if counts.total else UNKNOWN
         left = UNKNOWN if batch.left_s is None else duration(batch.left_s)
         done = f"{batch.done:,} of {counts.total:,}"
-        table.add_row(record.id, record.status, done, share, f"{counts.failed:,}", left)
+        status = f"{record.status}, {record.model_name}" if shows_models else record.status
+        table.add_row(record.id, status, done, share, f"{counts.failed:,}", left)
     if len(batches) > MAX_BATCHES:
         table.add_row(f"and {len(batches) - MAX_BATCHES} more", *[""] * 5)
     return table

@@ -20,6 +20,7 @@ from deploy.vendor_uplot import FILES, INTEGRITY, PACKAGE
 from services.gateway.api.dashboard import FOLDER
 from services.gateway.dashboard.history import COLUMNS, SPAN_S, History
 from services.gateway.dashboard.hub import MAX_VIEWERS, DashboardHub
+from services.gateway.dashboard.parts import Parts
 from services.gateway.dashboard.questions import StackQuestions
 from services.gateway.dashboard.snapshot import ExecutorState
 from services.gateway.http.errors import Refusal
@@ -76,10 +77,10 @@ def beat(executor_id: str = "executor-0", steps: int = 0, offline_tokens: int = 
     return Heartbeat(info, counters, False, 1, 2, 3, 4, 69, blocks=BLOCKS, step_ms=step_ms)
 
 
-def served(ttft_ms: float) -> OnlineServed:
+def served(ttft_ms: float, executor_id: str = "executor-0") -> OnlineServed:
     ttft = LatencyHistogram()
     ttft.add(ttft_ms)
-    return OnlineServed("executor-0", "g", 0.0, None, 1, [], OnlineLatencies(ttft))
+    return OnlineServed(executor_id, "g", 0.0, None, 1, [], OnlineLatencies(ttft))
 
 
 def batch(**changes: object) -> BatchRecord:
@@ -114,7 +115,8 @@ def test_an_executor_says_of_which_pool_it_is() -> None:
             alone = beat(f"executor-{number}")
             info = msgspec.structs.replace(alone.info, role=role, kv_link="sim")
             watch.on_heartbeat(1.0, msgspec.structs.replace(alone, info=info))
-        return [ExecutorState.of(view).role_text for view in watch.executors(1.0)]
+        parts = Parts({"model": "model"}, HttpTally())
+        return [ExecutorState.of(view, parts).role_text for view in watch.executors(1.0)]
 
     assert told(Role.MIXED) == [""]
     assert told(Role.STRICT) == ["strict, acts as mixed"]
@@ -164,7 +166,7 @@ def test_answers_are_tallied_by_the_minute_and_forgotten_after_an_hour() -> None
 
 @pytest.fixture
 async def hub(bus: Bus) -> AsyncIterator[DashboardHub]:
-    made = DashboardHub(bus, SystemClock(), "model", HttpTally())
+    made = DashboardHub(bus, SystemClock(), {"model": "model"}, HttpTally())
     running = asyncio.create_task(made.run())
     yield made
     running.cancel()
@@ -209,10 +211,10 @@ async def test_nobody_is_asked_while_nobody_looks(bus: Bus, hub: DashboardHub) -
     await bus.serve(subjects.PING, object, pong)
     async with hub.viewer():
         _, before = await next_of(hub, 0)
-    asked, recorded = num_asked, hub.history.num_recorded
+    asked, recorded = num_asked, hub.history().num_recorded
     assert asked > 0 and before["now"]["preset"] == "blendserve"
     assert before["now"]["order"] == {"compute_density": 1.27, "output_length_error": 0.2}
-    await until(lambda: hub.history.num_recorded >= recorded + 2)
+    await until(lambda: hub.history().num_recorded >= recorded + 2)
     assert num_asked <= asked + 1, "one question may have been under way"
     async with hub.viewer():
         _, after = await next_of(hub, 0)
@@ -220,7 +222,9 @@ async def test_nobody_is_asked_while_nobody_looks(bus: Bus, hub: DashboardHub) -
 
 
 async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_evidence(bus: Bus, hub: DashboardHub) -> None:
-    status = SloStatus(KEY, SloState.PROFILED, 25.0, BudgetSource.SLO, [VERDICT], 25.0, PROFILE.profiled_at_s, "first")
+    status = SloStatus(
+        KEY, SloState.PROFILED, 25.0, BudgetSource.SLO, [VERDICT], 25.0, PROFILE.profiled_at_s, "first", slos=SLOS
+    )
 
     async def report(_: object) -> SloReport:
         return SloReport(SLOS, [status])
@@ -260,15 +264,81 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
     assert now["unwell"] == [f"{name} does not answer" for name in ("offline-queue", "predictor", "profiler")]
 
 
+@pytest.fixture
+async def hub_of_two(bus: Bus) -> AsyncIterator[DashboardHub]:
+    made = DashboardHub(bus, SystemClock(), {"model": "First", "other": "Second"}, HttpTally())
+    running = asyncio.create_task(made.run())
+    yield made
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_each_of_several_models_is_shown_by_itself(bus: Bus, hub_of_two: DashboardHub) -> None:
+    async def pong(_: object) -> ServiceStatus:
+        return ServiceStatus("offline-queue-other", 1, "ok", {"model": "other", "preset": "bros"})
+
+    def of_other() -> Heartbeat:
+        beaten = beat()
+        spec = msgspec.structs.replace(beaten.info.spec, model="other")
+        info = msgspec.structs.replace(beaten.info, executor_id="executor-1", spec=spec, profile_key="other.key")
+        return msgspec.structs.replace(beaten, info=info)
+
+    await bus.serve(subjects.PING, object, pong)
+    batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+    await batches.put("batch_1", batch())
+    await batches.put("batch_2", batch(id="batch_2", model_name="other"))
+    shown: dict[str, dict[str, Any]] = {}
+
+    async def look(model: str) -> None:
+        seen, now = 0, {"executors": []}
+        while not (now["executors"] and (model or len(now["executors"]) == 2) and now["batches"]):
+            for told in (beat(), of_other()):
+                await bus.publish(subjects.heartbeat(told.info.executor_id), told)
+            await bus.publish(subjects.online("executor-1"), served(200.0, "executor-1"))
+            event = await asyncio.wait_for(hub_of_two.next_event(seen, model=model), 10)
+            assert event is not None
+            seen, now = event[0], data_of(event[1])["now"]
+        shown[model] = now
+
+    async with hub_of_two.viewer():
+        for model in ("", "First", "Second", "Nobody"):
+            await look(model)
+        await batches.delete("batch_2")
+        await until(lambda: not hub_of_two._parts.of("Second").watch.batches(lambda record: True))
+    assert all(now["models"] == ["First", "Second"] for now in shown.values())
+    told = {
+        model: (
+            now["model"],
+            [each["beat"]["info"]["executor_id"] for each in now["executors"]],
+            [each["id"] for each in now["batches"]],
+            now["preset"],
+        )
+        for model, now in shown.items()
+    }
+    everything = ("First, Second", ["executor-0", "executor-1"], ["batch_1", "batch_2"], "bros")
+    assert told == {
+        "": everything,
+        "Nobody": everything,
+        "First": ("First", ["executor-0"], ["batch_1"], None),
+        "Second": ("Second", ["executor-1"], ["batch_2"], "bros"),
+    }
+    assert [each["model"] for each in shown[""]["executors"]] == ["First", "Second"]
+    assert [each["model"] for each in shown[""]["batches"]] == ["First", "Second"]
+    samples = {model: now["online"]["ttft"]["num_samples"] for model, now in shown.items()}
+    assert samples["First"] == 0 < samples["Second"]
+    assert "offline-queue-model does not answer" in shown[""]["unwell"]
+
+
 async def test_a_profile_is_read_again_when_there_is_a_newer_one(bus: Bus) -> None:
-    told = SloStatus(KEY, SloState.RECORDING, 25.0, BudgetSource.SLO_START, [])
+    told = SloStatus(KEY, SloState.RECORDING, 25.0, BudgetSource.SLO_START, [], slos=SLOS)
 
     async def report(_: object) -> SloReport:
         return SloReport(SLOS, [told])
 
     await bus.serve(subjects.SLO_STATUS, object, report)
     profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
-    questions = StackQuestions(bus, SystemClock())
+    questions = StackQuestions(bus, SystemClock(), ["model"])
     assert (await questions.ask()).profiles == {}
     for at_s, value in ((7.0, 25.0), (8.0, 20.0)):
         found = msgspec.structs.replace(PROFILE, value=value, profiled_at_s=at_s)

@@ -396,12 +396,13 @@ class FlexFront:
 
 
 FLEX_GATEWAY = "gateway-flex"
+WORK = subjects.of_model("model")
 
 
 @pytest.fixture
 async def flex(bus: Bus, front: Front) -> AsyncIterator[FlexFront]:
     with made_metrics() as metrics:
-        tracker = FlexTracker(bus, front.registry, FLEX_GATEWAY, SystemClock(), metrics)
+        tracker = FlexTracker(bus, WORK, front.registry, FLEX_GATEWAY, SystemClock(), metrics)
         made = FlexFront(tracker, asyncio.Queue(), asyncio.Queue())
 
         async def answer(message: FlexMessage) -> FlexAnswer:
@@ -409,8 +410,8 @@ async def flex(bus: Bus, front: Front) -> AsyncIterator[FlexFront]:
                 made.submitted.put_nowait(message)
             return FlexAnswer()
 
-        await bus.serve(subjects.FLEX, FlexMessage, answer)
-        await bus.subscribe(subjects.FLEX_DROP, AbortRequests, made.dropped.put)
+        await bus.serve(WORK.flex, FlexMessage, answer)
+        await bus.subscribe(WORK.flex_drop, AbortRequests, made.dropped.put)
         await tracker.start()
         running = asyncio.create_task(tracker.run())
         yield made

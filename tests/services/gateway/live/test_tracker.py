@@ -155,7 +155,7 @@ class Front:
 @contextmanager
 def made_metrics() -> Iterator[GenerationMetrics]:
     telemetry = Telemetry("test")
-    yield GenerationMetrics(telemetry.meter, VllmRequests(telemetry.registry, "m", 100), KeyTally())
+    yield GenerationMetrics(telemetry.meter, VllmRequests(telemetry.registry, 100), KeyTally())
     telemetry.close()
 
 

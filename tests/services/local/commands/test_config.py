@@ -58,6 +58,20 @@ def test_a_file_that_is_there_is_kept(folder: Path) -> None:
     assert slackwater("config", "init", "no-such-folder/x.toml")[0] == 1
 
 
+def test_show_tells_what_each_of_several_models_has(folder: Path) -> None:
+    first = '[[models]]\nname = "a"\nmodel = "x"\n[models.executor]\nmax_num_seqs = 7\n'
+    (folder / "slackwater.toml").write_text(first + '[[models]]\nmodel = "y"\nexecutors = 2\n')
+    shown = json.loads(slackwater("config", "show", "--json", SLACKWATER_EXECUTORS="3")[1])
+    own = [tuple(each.values()) for each in shown["settings"] if each["table"].startswith("models")]
+    assert own == [
+        ("models.0", "name", "a", "file", "slackwater.toml line 2"),
+        ("models.0", "model", "x", "file", "slackwater.toml line 3"),
+        ("models.0.executor", "max_num_seqs", 7, "file", "slackwater.toml line 5"),
+        ("models.1", "model", "y", "file", "slackwater.toml line 7"),
+        ("models.1", "executors", 3, "environment", "SLACKWATER_EXECUTORS"),
+    ]
+
+
 def test_show_tells_where_each_value_is_from(folder: Path) -> None:
     (folder / "slackwater.toml").write_text('[stack]\nport = 9000\nengine = "sim"\n\n[executor]\nmax_num_seqs = 7\n')
     environ = {"SLACKWATER_PORT": "9001", "SLACKWATER_WINDOW": "128"}

@@ -9,7 +9,7 @@ from services.local.stack.data_dir import DataDir
 from services.local.stack.gpu_pinning import DeviceShare, device_shares, share_out, visible_gpus
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
-from services.local.stack.service_commands import service_commands
+from services.local.stack.service_commands import ModelPlace, service_commands
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.errors import StackError
@@ -20,7 +20,8 @@ BUS = BusAddress("tls://127.0.0.1:1", "/bus", "/bus/ca.pem", BusRole.OPERATOR)
 
 def commands_of(options: StackOptions, *shares: DeviceShare) -> list[Command]:
     folder = options.data_dir
-    return service_commands(options, DataDir(folder), BUS, folder / "model", shares or [DeviceShare(0)])
+    place = ModelPlace(options, folder / "model", shares or [DeviceShare(0)])
+    return service_commands(DataDir(folder), BUS, [place])
 
 
 def test_a_clients_url_is_one_that_can_be_reached() -> None:
