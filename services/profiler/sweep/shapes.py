@@ -13,6 +13,7 @@ SMALLEST_CONTEXT = 32
 LARGE_CONTEXT = 128  # of so many decodes that more would not fit many KV caches
 PIECES = (1, 4)  # requests that one prefill total is split over
 REPEATS = 2
+MOST = StepSizes(1 << 16, 1 << 13)  # no larger step is measured, whatever an executor's registration says
 NUM_CONTINUED = 8
 NUM_MIXED = 14
 
@@ -48,8 +49,8 @@ def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
     lengths += [length + 1 for length in shape.decode_context_lens]
     num_blocks = sum(-(-length // info.spec.block_size) for length in lengths)
     return (
-        0 < num_tokens(shape) <= info.largest_sizes.max_num_batched_tokens
-        and len(lengths) <= info.largest_sizes.max_num_seqs
+        0 < num_tokens(shape) <= _largest(info).max_num_batched_tokens
+        and len(lengths) <= _largest(info).max_num_seqs
         and max(lengths) < info.spec.max_model_len  # a context's last token is sampled, and never computed
         and num_blocks <= info.spec.num_blocks
     )
@@ -60,16 +61,22 @@ def num_tokens(shape: MeasureShape) -> int:
     return sum(chunk.num_tokens for chunk in shape.prefills) + len(shape.decode_context_lens)
 
 
+def _largest(info: ExecutorInfo) -> StepSizes:
+    return _least(info.largest_sizes, MOST)
+
+
 def _usual(info: ExecutorInfo) -> StepSizes:
-    sizes, tokens, seqs = info.largest_sizes, USUAL.max_num_batched_tokens, USUAL.max_num_seqs
-    if info.largest is None:
-        return sizes
-    return StepSizes(min(sizes.max_num_batched_tokens, tokens), min(sizes.max_num_seqs, seqs))
+    return _largest(info) if info.largest is None else _least(_largest(info), USUAL)
+
+
+def _least(one: StepSizes, other: StepSizes) -> StepSizes:
+    tokens = min(one.max_num_batched_tokens, other.max_num_batched_tokens)
+    return StepSizes(tokens, min(one.max_num_seqs, other.max_num_seqs))
 
 
 def _larger(info: ExecutorInfo) -> Iterator[MeasureShape]:
     """Each twice as large as the one before: prompts, and decodes, as far as the KV blocks go."""
-    usual, largest, block_size = _usual(info), info.largest_sizes, info.spec.block_size
+    usual, largest, block_size = _usual(info), _largest(info), info.spec.block_size
     tokens = _levels(usual.max_num_batched_tokens, largest.max_num_batched_tokens, factor=2)[-2::-1]
     seqs = _levels(usual.max_num_seqs, min(largest.max_num_seqs, largest.max_num_batched_tokens), factor=2)[-2::-1]
     prompt = min(PROMPT_TOKENS, usual.max_num_batched_tokens)

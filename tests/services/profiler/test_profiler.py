@@ -13,7 +13,7 @@ from services.predictor.settings import PredictorSettings
 from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from services.profiler.sweep.load_watch import LoadWatch
-from services.profiler.sweep.shapes import fits, num_tokens, sweep_shapes
+from services.profiler.sweep.shapes import MOST, fits, num_tokens, sweep_shapes
 from services.profiler.sweep.sweep import ExecutorBusyError, ExecutorSilentError, Sweep
 from services.profiler.sweep.sweep_record import SweepFiles, SweepRecord
 from shared.bus import Bus
@@ -289,6 +289,13 @@ def test_shapes_keep_to_the_limits_and_tell_the_kinds_apart(limits: dict[str, in
         assert max(max(s.decode_context_lens, default=0) for s in first) == 2046
         ends = {c.num_tokens + c.num_computed_tokens for s in first for c in s.prefills if c.num_computed_tokens}
         assert max(ends) == 2047  # the last token of a context is never computed
+
+
+def test_a_registration_of_any_numbers_asks_for_no_step_that_nobody_runs() -> None:
+    most = 2**63 - 1
+    shapes = sweep_shapes(executor_info(max_num_seqs=most, max_num_batched_tokens=most, num_blocks=most))
+    assert max(num_tokens(shape) for shape in shapes) <= MOST.max_num_batched_tokens
+    assert max(len(shape.decode_context_lens) for shape in shapes) <= MOST.max_num_seqs
 
 
 def test_larger_steps_come_last_where_their_sizes_are_still_to_be_chosen() -> None:
