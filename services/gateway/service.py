@@ -54,7 +54,7 @@ class GatewayService(Service):
         """When cancelled, open answers finish first, with everything they need still running."""
         context, registry = self._context, self._context.registry
         probe = executor_probe(self._bus, self._executors_at_work, registry.lose)
-        live = registry, probe, context.tuning, context.tracker, context.flex
+        live = registry, probe, context.tuning, context.tracker, context.flex, context.bus_lag
         followers = (*live, context.keys, context.usage, context.dashboard, context.files, context.batches)
         async with asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(each.run()) for each in followers]

@@ -10,6 +10,7 @@ from fastapi import Request
 from services.gateway.access.admission import Admission
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.quotas import Quotas
+from services.gateway.bus_lag import BusLag
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.http.answers import HttpMetrics
 from services.gateway.http.bodies import BodyIntake
@@ -77,6 +78,7 @@ class Context:
         self.telemetry = Telemetry("gateway")
         meter = self.telemetry.meter
         self.http_metrics = HttpMetrics(meter, clock)
+        self.bus_lag = BusLag(bus, clock, meter)
         self.registry = registry = ExecutorRegistry(bus, settings.model_name)
         self.tuning = Tuning(bus, on_change=lambda: None)
         self.router = Router(registry, self.tuning)
