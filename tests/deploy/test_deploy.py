@@ -220,9 +220,17 @@ def test_the_nats_configuration_is_valid_and_matches_that_of_a_local_stack(tmp_p
     assert services["nats"]["volumes"][1] == "nats:/data" and 'store_dir: "/data"' in config.read_text()
 
 
-@pytest.mark.parametrize("role", sorted(set(WITHOUT_TORCH) - {"loadgen"}))
-def test_a_service_without_torch_in_its_image_imports_without_it(role: str) -> None:
-    module = f"services.{role.replace('-', '_')}.__main__"
-    code = f"import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import {module}"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+def run_with_its_lock(lock: str, *module: str) -> None:
+    command = [sys.executable, "-m", "tests.deploy.locked_only", lock, *module]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("role", sorted(SETTINGS))
+def test_a_service_imports_with_what_its_image_has(role: str) -> None:
+    run_with_its_lock(FOR_CPUS if role == "executor" else role, f"services.{role.replace('-', '_')}.__main__")
+
+
+@pytest.mark.parametrize("command", ["bus init", "chat", "batch submit", "key create", "replay", "status", "role"])
+def test_the_command_line_works_with_what_its_image_has(command: str) -> None:
+    run_with_its_lock("loadgen", project["project"]["scripts"]["slackwater"], *command.split(), "--help")
