@@ -31,8 +31,6 @@ class ComposedStack:
         self._hosts = Hosts(*self.services)
         self._hosts.__enter__()
         try:
-            addresses = (f"{self._hosts.address(name)} {name}\n" for name in self.services)
-            (self._folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *addresses]))
             for name, service in self.services.items():
                 if not service.profiles:
                     self._start(name, service)
@@ -105,11 +103,11 @@ class ComposedStack:
 
     def _container(self, service: Service) -> Container:
         tag, enter = self._built.tag(service.image), self._hosts.on(service.name)
-        container = Container(self._built.buildah, tag, enter, service.environment)
+        hosts = {name: self._hosts.address(name) for name in self.services}
+        container = Container(self._built.buildah, tag, enter, service.environment, hosts)
         for volume in service.volumes:
             source = self._folder / "volumes" / volume.source if volume.is_named else ROOT / volume.source
             container.mount(source, volume.target, volume.is_read_only)
-        container.mount(self._folder / "hosts", "/etc/hosts", is_read_only=True)
         return container
 
     def _entrypoint(self, service: Service) -> tuple[str, ...]:

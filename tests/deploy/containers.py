@@ -93,15 +93,16 @@ class Buildah:
 
     def num_bytes(self, image: str) -> int:
         """Of all files."""
-        name, root = self.container(image, {})
+        name, root = self.container(image, {}, {})
         try:
             return sum(path.lstat().st_size for path in root.rglob("*") if not path.is_dir())
         finally:
             self.call("rm", name)
 
-    def container(self, image: str, environment: Mapping[str, str]) -> tuple[str, Path]:
-        """A new one, and where its file system lies."""
-        name = self.call("from", image)
+    def container(self, image: str, environment: Mapping[str, str], hosts: Mapping[str, str]) -> tuple[str, Path]:
+        """A new one, which knows these hosts by their names, and where its file system lies."""
+        known = [f"--add-host={name}:{address}" for name, address in hosts.items()]
+        name = self.call("from", *known, image)
         options = [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
         self.call("config", *options, name)
         return name, Path(self.call("mount", name))
@@ -116,10 +117,17 @@ class Buildah:
 class Container:
     """One of an image, in the network namespace that ``enter`` enters."""
 
-    def __init__(self, buildah: Buildah, image: str, enter: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        buildah: Buildah,
+        image: str,
+        enter: Sequence[str],
+        environment: Mapping[str, str],
+        hosts: Mapping[str, str],
+    ) -> None:
         self._buildah = buildah
         self._enter = enter
-        self._name, self._root = buildah.container(image, environment)
+        self._name, self._root = buildah.container(image, environment, hosts)
         self._volumes: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
