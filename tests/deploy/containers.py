@@ -17,7 +17,6 @@ import psutil
 
 BUILD_S, CALL_S = 1500.0, 300.0
 TOOLS = ("buildah", "mmdebstrap", "ip")
-BETWEEN = ("buildah", "ip", "exe")  # processes that stand between this one and what runs in a container
 
 
 def missing_tools() -> list[str]:
@@ -158,8 +157,8 @@ class Container:
         """What the container is there for."""
         assert self._process is not None
         process = psutil.Process(self._process.pid)
-        while process.name() in BETWEEN or process.name().startswith("buildah"):
-            (process,) = process.children()
+        while Path(process.cmdline()[0]).name.startswith("buildah"):
+            (process,) = [each for each in process.children() if each.status() != psutil.STATUS_ZOMBIE]
         return process
 
     def stop(self, grace_s: float) -> int:

@@ -107,5 +107,6 @@ def test_a_batch(stack: ComposedStack, given: Path) -> None:
 def test_all_of_it_ends_in_time(stack: ComposedStack) -> None:
     ended = {name: stack.stop(name) for name in reversed(stack.running)}
     assert {name: status for name, (status, _) in ended.items() if status} == {}, ended
+    print("seconds to end:", {name: round(took_s, 1) for name, (_, took_s) in ended.items()})
     logs = {name: stack.log(name) for name in ended}
     assert [name for name, log in logs.items() if "Traceback" in log or '"level": "error"' in log] == [], logs
