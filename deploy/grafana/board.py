@@ -190,6 +190,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "taken": _rate_of_executors("slackwater_executor_taken_over_total"),
             },
         ),
+        Panel(
+            "Time for which a request is held to be handed over",
+            "s",
+            {"mean": _share("slackwater_executor_handover_seconds_total", "slackwater_executor_handed_over_total")},
+            "It generates nothing meanwhile.",
+        ),
     ),
     "HTTP, bus and services": (
         Panel(
@@ -214,6 +220,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "dropped, executors": _rate_of_executors("slackwater_executor_messages_dropped_total"),
                 "not handled, executors": _rate_of_executors("slackwater_executor_messages_failed_total"),
             },
+        ),
+        Panel(
+            "What the bus takes to answer a gateway",
+            "s",
+            {
+                "p50": _quantile(0.5, "slackwater_bus_round_trip_seconds"),
+                "p99": _quantile(0.99, "slackwater_bus_round_trip_seconds"),
+            },
+            "With the wait for the gateway's own turn.",
         ),
         Panel(
             "Services that are well",

@@ -38,7 +38,7 @@ def all_series() -> dict[str, tuple[Series, ...]]:
     return {
         "Online and flex requests": tuple(each for kind in KINDS for each in generation_series(kind).values()),
         "HTTP": tables.HTTP,
-        "The gateway": tuple(tables.PROCESS.values()),
+        "The gateway": (*tables.PROCESS.values(), tables.BUS_ROUND_TRIP),
         "Executors": tables.EXECUTORS,
         "Executors, since each started": tuple(tables.EXECUTOR_COUNTERS.values()),
         "Budgets and SLOs": tables.BUDGETS,

@@ -54,6 +54,7 @@ class GatewayService(Service):
         followers = (
             *context.models,
             context.tuning,
+            context.bus_lag,
             context.keys,
             context.usage,
             context.dashboard,

@@ -41,10 +41,27 @@ def test_an_alert_asks_for_series_and_labels_that_there_are(rule: dict[str, Any]
         assert set(LABEL.findall(selector)) <= own | OF_PROMETHEUS
         known |= own
     grouped = re.findall(r"\b(?:by|without) \(([^)]*)\)", rule["expr"])
-    assert {label.strip() for labels in grouped for label in labels.split(",")} <= known
+    assert {label.strip() for labels in grouped for label in labels.split(",")} - {"le"} <= known
     text = rule["annotations"]["summary"]
     assert set(re.findall(r"\$labels\.(\w+)", text)) <= known
     assert rule["labels"]["severity"] in ("page", "warn") and rule["alert"].startswith("Slackwater")
+
+
+def test_a_slow_bus_and_slow_handovers_are_told() -> None:
+    asked = {rule["alert"]: {name for name, _ in NAMES.findall(rule["expr"])} for rule in rules}
+    assert asked["SlackwaterBusSlow"] == {"slackwater_bus_round_trip_seconds_bucket"}
+    assert asked["SlackwaterHandoverSlow"] == {
+        "slackwater_executor_handover_seconds_total",
+        "slackwater_executor_handed_over_total",
+    }
+    (buckets,) = {series.buckets for series in all_series()["The gateway"] if series.type is Type.HISTOGRAM}
+    (bound,) = (float(rule["expr"].split(">")[-1]) for rule in rules if rule["alert"] == "SlackwaterBusSlow")
+    assert bound in buckets, "a quantile is known as well as buckets tell it"
+
+
+def test_what_to_do_about_each_is_written_down() -> None:
+    page = (FOLDER.parents[1] / "docs/guides/production.md").read_text()
+    assert [rule["alert"] for rule in rules if f"`{rule['alert']}`" not in page] == []
 
 
 def test_prometheus_reads_them() -> None:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from deploy.lock import FOR_CPUS, FROM_SOURCE, LOCKS
 from services.executor.prepare_model import DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
@@ -28,8 +29,8 @@ from services.profiler.settings import ProfilerSettings
 from shared.settings.config import Sources, composed
 from shared.settings.setting import settings_of
 from tests.conftest import nats_server_binary
+from tests.deploy.compose import INTERPOLATION, ROOT, read_services
 
-ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, type[msgspec.Struct]] = {
     "gateway": GatewaySettings,
     "offline-queue": OfflineQueueSettings,
@@ -45,7 +46,8 @@ PROCESS_VARIABLES = {
 BUS_FOLDER = "/etc/slackwater/bus"
 OF_COMPOSE = ("nats", "nats_creds", "host", "allowed_hosts", "model_path")  # other than a machine's own
 WITHOUT_TORCH = ("gateway", "offline-queue", "predictor", "profiler", "loadgen")
-INTERPOLATION = re.compile(r"\$\{(\w+):-([^}]*)\}")
+PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}")  # a version in full, and what it was then
+NOBODY = "10001:10001"
 
 compose: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -64,24 +66,6 @@ def instructions(role: str, name: str) -> list[str]:
     return [line.split(maxsplit=1)[1] for line in joined.splitlines() if line.startswith(f"{name} ")]
 
 
-def extras_of(role: str) -> str:
-    (extras,) = set(re.findall(r"\.\[([\w,-]+)\]", dockerfiles[role]))
-    return extras
-
-
-def requirements(extras: str) -> set[str]:
-    """Names of the packages of these extras, with those of the extras that they include."""
-    found: set[str] = set()
-    known = project["project"]["optional-dependencies"]
-    for requirement in (each for extra in extras.split(",") for each in known[extra]):
-        own = re.fullmatch(r"slackwater\[([\w,-]+)\]", requirement)
-        if own:
-            found |= requirements(own[1])
-        else:
-            found.add(re.split(r"[^\w.-]", requirement)[0])
-    return found
-
-
 def test_compose_file_follows_the_specification() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     checked = subprocess.run([*command, str(ROOT / "docker-compose.yml")], capture_output=True, text=True, timeout=60)
@@ -98,12 +82,21 @@ def test_there_is_one_dockerfile_per_role_and_each_is_used() -> None:
 
 
 @pytest.mark.parametrize("role", sorted(dockerfiles))
-def test_an_image_installs_its_extra_and_runs_as_a_user(role: str) -> None:
-    assert extras_of(role).split(",")[0] == role
-    assert set(extras_of(role).split(",")) <= set(project["project"]["optional-dependencies"])
-    assert instructions(role, "USER") == ["slackwater"]
+def test_an_image_has_what_is_locked_for_it_on_a_base_that_is_pinned_and_runs_as_nobody(role: str) -> None:
+    assert LOCKS[role].extras[0] == role
+    assert instructions(role, "FROM") == ["${PYTHON_IMAGE} AS build", "${PYTHON_IMAGE}"]
+    (base,) = {each.split("=", 1)[1] for each in instructions(role, "ARG") if each.startswith("PYTHON_IMAGE=")}
+    assert PINNED.fullmatch(base) and {base} == set(re.findall(r"PYTHON_IMAGE=(\S+)", "".join(dockerfiles.values())))
+    commands = [" ".join(each.split()) for run in instructions(role, "RUN") for each in run.split("&&")]
+    tools, packages, own, installed = [each for each in commands if each.startswith("/opt/build/bin/pip")]
+    assert all("--require-hashes --only-binary :all:" in each and " -r " in each for each in (tools, packages))
+    assert f"--no-binary {FROM_SOURCE} " in packages and own.endswith(" .") and "--no-build-isolation" in own
+    assert "--no-index" in installed and "pip --python /opt/slackwater install" in installed
+    copied = instructions(role, "COPY")[0].split()[:-1]
+    lock = "${LOCK}" if role == "executor" else role
+    assert copied == ["deploy/locks/build.txt", f"deploy/locks/{lock}.txt"]
+    assert instructions(role, "USER") == [NOBODY]
     assert len(instructions(role, "ENTRYPOINT")) == 1
-    assert ("torch" in requirements(role)) == (role not in WITHOUT_TORCH)
     health = instructions(role, "HEALTHCHECK")
     assert (len(health) == 1 and "shared.process.healthcheck" in health[0]) == (role in SETTINGS)
 
@@ -153,6 +146,29 @@ def test_executors_and_the_offline_queue_have_the_same_strategy() -> None:
     assert tables[0]["SLACKWATER_BUDGET_MS"]
 
 
+def test_executors_are_built_with_a_lock_that_there_is() -> None:
+    args = services["executor"]["build"]["args"]
+    assert "LOCK=executor" in instructions("executor", "ARG") and defaults(args["LOCK"]) == "executor"
+    assert set(args) <= {each.split("=")[0] for each in instructions("executor", "ARG")}
+    assert f"LOCK={FOR_CPUS}" in dockerfiles["executor"] and FOR_CPUS in (ROOT / "docker-compose.yml").read_text()
+
+
+def test_images_of_others_are_pinned() -> None:
+    others = {name: service["image"] for name, service in services.items() if "build" not in service}
+    assert set(others) == {"nats", "prometheus", "grafana"}
+    assert [image for image in others.values() if not PINNED.fullmatch(image)] == []
+    values = yaml.safe_load((ROOT / "deploy/helm/slackwater/values.yaml").read_text())
+    assert f"nats:{values['nats']['container']['image']['tag']}" == others["nats"]
+
+
+def test_a_model_of_a_hub_outlives_the_container_that_fetched_it() -> None:
+    read = read_services({})
+    fetching, reading = read["prepare-model"], read["executor"]
+    (kept,) = [each for each in fetching.volumes if fetching.environment["HF_HOME"].startswith(f"{each.target}/")]
+    assert kept.is_named and kept.source in compose["volumes"] and not kept.is_read_only
+    assert (kept.source, kept.target) in {(each.source, each.target) for each in reading.volumes}
+
+
 def test_services_find_each_other() -> None:
     for role in SETTINGS:
         environment = services[role]["environment"]
@@ -184,9 +200,9 @@ def test_what_is_mounted_exists() -> None:
 def test_the_build_context_holds_what_pyproject_needs() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     packages = {pattern.rstrip("*") for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]}
-    assert {"pyproject.toml", "constraints.txt", project["project"]["readme"], *packages} <= kept
+    assert {"pyproject.toml", "deploy/locks/*.txt", project["project"]["readme"], *packages} <= kept
     assert set(project["project"]["license-files"]) <= kept
-    assert all((ROOT / name).exists() for name in kept)
+    assert all(any(ROOT.glob(name)) for name in kept)
 
 
 def test_the_nats_configuration_is_valid_and_matches_that_of_a_local_stack(tmp_path: Path) -> None:
@@ -204,9 +220,17 @@ def test_the_nats_configuration_is_valid_and_matches_that_of_a_local_stack(tmp_p
     assert services["nats"]["volumes"][1] == "nats:/data" and 'store_dir: "/data"' in config.read_text()
 
 
-@pytest.mark.parametrize("role", sorted(set(WITHOUT_TORCH) - {"loadgen"}))
-def test_a_service_without_torch_in_its_image_imports_without_it(role: str) -> None:
-    module = f"services.{role.replace('-', '_')}.__main__"
-    code = f"import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import {module}"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+def run_with_its_lock(lock: str, *module: str) -> None:
+    command = [sys.executable, "-m", "tests.deploy.locked_only", lock, *module]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("role", sorted(SETTINGS))
+def test_a_service_imports_with_what_its_image_has(role: str) -> None:
+    run_with_its_lock(FOR_CPUS if role == "executor" else role, f"services.{role.replace('-', '_')}.__main__")
+
+
+@pytest.mark.parametrize("command", ["bus init", "chat", "batch submit", "key create", "replay", "status", "role"])
+def test_the_command_line_works_with_what_its_image_has(command: str) -> None:
+    run_with_its_lock("loadgen", project["project"]["scripts"]["slackwater"], *command.split(), "--help")

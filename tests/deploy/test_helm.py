@@ -1,5 +1,6 @@
 """deploy/helm/slackwater: what Helm makes of each values file is what Kubernetes takes and what the services read."""
 
+import json
 import os
 import posixpath
 import re
@@ -41,7 +42,11 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 ALL_VALUES = ("default", *NAMED_VALUES)
 EVERYTHING: Object = {
     "gateway": {"ingress": {"enabled": True, "tlsSecret": "cert"}, "autoscaling": {"requests": {"enabled": True}}},
-    "monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}},
+    "monitoring": {
+        "serviceMonitor": {"enabled": True},
+        "rules": {"enabled": True},
+        "grafanaDashboard": {"enabled": True},
+    },
     "model": {"volume": {"type": "emptyDir"}, "hubToken": {"secret": "hub"}},
     "image": {"registry": "registry.example/llm", "pullSecrets": ["pull"]},
     "slo": ["ttft_p99<=800ms", "tbt_p99<=60ms"],
@@ -110,6 +115,17 @@ def test_objects_of_the_prometheus_operator_are_of_its_shape() -> None:
     assert {relabeling["replacement"] for relabeling in endpoint["relabelings"]} == jobs
 
 
+def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
+    board = json.loads((ROOT / "deploy/grafana/dashboards/slackwater.json").read_text())
+    (found,) = [each for each in of_kind(everything(), "ConfigMap") if "slackwater.json" in each["data"]]
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(found["data"]["slackwater.json"]) == board
+    labels = {"grafana_dashboard": "yes", "team": "llm"}
+    own = {"monitoring": {"grafanaDashboard": {"enabled": True, "labels": labels}}}
+    assert one(render(own), "ConfigMap", "slackwater-dashboard")["metadata"]["labels"].items() >= labels.items()
+    assert not of_kind(rendered("default"), "ConfigMap")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -126,6 +142,7 @@ def test_objects_of_the_prometheus_operator_are_of_its_shape() -> None:
         ({"executors": [{"name": "mixed", "resources": {"requests": {"cpu": "much"}, "limits": {"cpu": 1}}}]}, "cpu"),
         ({"bus": {"url": "http://bus"}}, "url"),
         ({"predictor": {"replicas": 2}}, "replicas"),
+        ({"monitoring": {"grafanaDashboard": {"folder": "llm"}}}, "folder"),
         # What templates check.
         ({"nats": {"enabled": False}}, "bus.url has to name"),
         ({"bus": {"url": "tls://bus:4222"}}, "set nats.enabled to false"),
@@ -470,6 +487,7 @@ def test_what_the_chart_names_is_there() -> None:
     images = {f"slackwater-{path.suffix[1:]}" for path in ROOT.glob("deploy/Dockerfile.*")}
     assert set(values_of("default")["images"].values()) == images - {"slackwater-loadgen"}
     assert (CHART / "files/alerts.yml").resolve() == ROOT / "deploy/prometheus/alerts.yml"
+    assert (CHART / "files/slackwater.json").resolve() == ROOT / "deploy/grafana/dashboards/slackwater.json"
     guide = (ROOT / "docs/guides/kubernetes.md").read_text()
     assert all(f"values-{name}.yaml" in guide for name in NAMED_VALUES)
     assert len(list(CHART.glob("values-*.yaml"))) == len(NAMED_VALUES)

@@ -8,6 +8,7 @@ from fastapi import Request
 
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.quotas import Quotas
+from services.gateway.bus_lag import BusLag
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.http.answers import HttpMetrics
 from services.gateway.http.bodies import BodyIntake
@@ -57,6 +58,7 @@ class Context:
         self.telemetry = Telemetry("gateway")
         meter = self.telemetry.meter
         self.http_metrics = HttpMetrics(meter, clock)
+        self.bus_lag = BusLag(bus, clock, meter)
         self.tuning = Tuning(bus, on_change=lambda: None)
         self.tracing = Tracing(settings.trace_endpoint, "gateway", gateway_id, settings.trace_share)
         vllm = VllmRequests(self.telemetry.registry, max(each.served.max_model_len for each in prepared))

@@ -23,7 +23,7 @@ def generation_series(kind: str) -> dict[str, Series]:
         return own(prefix + name, Type.COUNTER, meaning, labels=labels)
 
     def histogram(name: str, meaning: str, bounds: tuple[float, ...]) -> Series:
-        return Series(own(prefix + name, Type.HISTOGRAM, "").name, Type.HISTOGRAM, meaning, "s", buckets=bounds)
+        return own(prefix + name, Type.HISTOGRAM, meaning, "s", buckets=bounds)
 
     return {
         "prompt_tokens": counter("prompt.tokens", f"prompts of {whose} that were sent"),

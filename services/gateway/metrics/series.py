@@ -61,6 +61,13 @@ class Series:
         make(self.name, [observations], self.unit, self.meaning)
 
 
-def own(name: str, type: Type, meaning: str, unit: str = "", labels: tuple[str, ...] = ()) -> Series:
-    """One of Slackwater's, without a histogram's buckets."""
-    return Series(PREFIX + name, type, meaning, unit, labels)
+def own(
+    name: str,
+    type: Type,
+    meaning: str,
+    unit: str = "",
+    labels: tuple[str, ...] = (),
+    buckets: tuple[float, ...] = (),
+) -> Series:
+    """One of Slackwater's."""
+    return Series(PREFIX + name, type, meaning, unit, labels, buckets)

@@ -1,4 +1,5 @@
-"""Slackwater's own series that are read, not counted, when metrics are asked for, and those of HTTP requests."""
+"""Slackwater's own series that are read, not counted, when metrics are asked for, and those of HTTP requests and of the
+bus."""
 
 import msgspec
 
@@ -25,6 +26,14 @@ PROCESS = {
     "dropped": own("messages.dropped", COUNTER, "of the bus, that came faster than they were handled"),
     "failed": own("messages.failed", COUNTER, "of the bus, that could not be handled"),
 }
+
+BUS_ROUND_TRIP = own(
+    "bus.round_trip",
+    Type.HISTOGRAM,
+    "what the bus took to answer, asked every two seconds while it is there",
+    "s",
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
 
 EXECUTOR_LOAD = own(
     "executor.load", GAUGE, "predicted until a short request that is sent there now has its answer", "s", OF_EXECUTOR
