@@ -70,6 +70,17 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
+def one_at_each_of_two(rig: GatewayRig, pool: ThreadPoolExecutor) -> list[Stream]:
+    """Under way."""
+    for executor_id in ("executor-0", "executor-1"):
+        rig.start_executor(executor_id, *SLOW)
+    wait_until(lambda: len(executors(rig)) == 2, rig.logs)
+    streams = [Stream(rig, pool, seed=seed) for seed in range(2)]
+    for stream in streams:
+        stream.wait_for_events(20)
+    return streams
+
+
 def undisturbed(rig: GatewayRig, stream: Stream) -> str:
     text: str = undisturbed_choice(rig, stream)["text"]
     return text
@@ -131,29 +142,19 @@ def test_a_stream_goes_on_at_its_restarted_executor(rig: GatewayRig, pool: Threa
 
 
 def test_an_executor_that_signs_off_hands_its_streams_over(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
-    rig.start_executor("executor-0", *SLOW)
-    rig.wait_ready()
-    stream = Stream(rig, pool)
-    stream.wait_for_events(20)
-    rig.start_executor("executor-1", *SLOW)
-    wait_until(lambda: len(executors(rig)) == 2, rig.logs)
+    streams = one_at_each_of_two(rig, pool)
     rig.stop("executor-0", signal.SIGTERM)
-    assert stream.text() == undisturbed(rig, stream)
+    assert [stream.text() for stream in streams] == [undisturbed(rig, stream) for stream in streams]
 
 
 def test_a_silent_executor_is_left_and_what_it_still_sends_is_ignored(
     rig: GatewayRig, pool: ThreadPoolExecutor
 ) -> None:
-    rig.start_executor("executor-0", *SLOW)
-    rig.wait_ready()
-    stream = Stream(rig, pool)
-    stream.wait_for_events(20)
-    rig.start_executor("executor-1", *SLOW)
-    wait_until(lambda: len(executors(rig)) == 2, rig.logs)
+    streams = one_at_each_of_two(rig, pool)
     rig.signal("executor-0", signal.SIGSTOP)
     wait_until(lambda: rig.metric("slackwater_resumed_requests_total") == 1, rig.logs)
     rig.signal("executor-0", signal.SIGCONT)
-    assert stream.text() == undisturbed(rig, stream)
+    assert [stream.text() for stream in streams] == [undisturbed(rig, stream) for stream in streams]
     wait_until(lambda: rig.metric("slackwater_executor_aborted_total", executor_id="executor-0") == 1, rig.logs)
 
 
