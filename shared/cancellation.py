@@ -2,7 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+CANCEL_AGAIN_S = 0.1
+
+T = TypeVar("T")
 
 
 def check_cancelled() -> None:
@@ -32,6 +37,23 @@ async def wait_set(event: asyncio.Event, timeout_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, timeout_s)):
             await event.wait()
+
+
+async def within(timeout_s: float, work: Coroutine[Any, Any, T]) -> T:
+    """What it returns. Raises TimeoutError where the time is over first, and what it raises. It is cancelled then, and
+    where the caller is, until it has ended: however often it swallows that."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task,), timeout=max(0.0, timeout_s))
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait((task,), timeout=CANCEL_AGAIN_S)
+        if not task.cancelled():
+            task.exception()  # of what was given up nobody else asks
 
 
 def _num_cancelled() -> int:

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from shared.bus.address import BusAddress
 from shared.bus.credentials import Credentials, Shown
 from shared.bus.permissions import inbox_prefix
-from shared.cancellation import keeping_cancellation
+from shared.cancellation import keeping_cancellation, within
 from shared.errors import BusError, ConfigError, TooLargeForBusError
 
 logger = logging.getLogger(__name__)
@@ -151,22 +151,23 @@ class Connection:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             try:
-                async with asyncio.timeout_at(deadline):  # nats-py tries without end by itself
-                    await client.connect(
-                        url if is_alone else address.servers,
-                        name=name,
-                        allow_reconnect=True,
-                        max_reconnect_attempts=-1,
-                        reconnect_time_wait=0.2,
-                        connect_timeout=2,
-                        ping_interval=PING_S if is_alone else CLUSTER_PING_S,
-                        pending_size=64 * 1024 * 1024,
-                        disconnected_cb=on_disconnect,
-                        reconnected_cb=on_reconnect,
-                        closed_cb=on_closed,
-                        error_cb=on_error,
-                        **access,
-                    )
+                connecting = client.connect(
+                    url if is_alone else address.servers,
+                    name=name,
+                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.2,
+                    connect_timeout=2,
+                    ping_interval=PING_S if is_alone else CLUSTER_PING_S,
+                    pending_size=64 * 1024 * 1024,
+                    disconnected_cb=on_disconnect,
+                    reconnected_cb=on_reconnect,
+                    closed_cb=on_closed,
+                    error_cb=on_error,
+                    **access,
+                )
+                # nats-py tries without end by itself, and may lose a cancellation on its way
+                await within(deadline - asyncio.get_running_loop().time(), connecting)
                 return connection
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 if asyncio.get_running_loop().time() >= deadline:

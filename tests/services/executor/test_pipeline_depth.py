@@ -41,8 +41,6 @@ from tests.services.executor.live_gateway import GATEWAY, be_there
 from tests.services.profiler.profiling import running
 from tests.shared.replica.factories import KV_STRATEGIES, make_info
 
-WORK = subjects.of_model("smollm2-135m-instruct")  # by the settings' default
-
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 
@@ -319,7 +317,7 @@ class Site:
         executor = ExecutorService(bus, settings, engine, tokenizer, SystemClock())
         await self._listen(peer_bus, executor.info)
         async with running(executor):
-            following = asyncio.create_task(self._follow_results(peer_bus))
+            following = asyncio.create_task(self._follow_results(peer_bus, executor.info.spec.model))
             for request in self.online:
                 await peer_bus.publish(subjects.inbox("executor-0"), request)
             await asyncio.wait_for(self._all_ended.wait(), 120)
@@ -348,8 +346,8 @@ class Site:
         await bus.subscribe(subjects.tokens(GATEWAY), StepTokens, on_tokens)
         await be_there(bus)
 
-    async def _follow_results(self, bus: Bus) -> None:
-        async for stored in bus.follow(subjects.RESULTS_STREAM, WORK.all_results, OfflineResult):
+    async def _follow_results(self, bus: Bus, model: str) -> None:
+        async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.of_model(model).all_results, OfflineResult):
             if stored is not None and stored.message.request_id.startswith(f"{self.batch}."):
                 number = stored.message.request_id.partition(".")[2]
                 self._gain(f"off-{number}", stored.message.output_token_ids, ended=True)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from shared.bus.connection import failing_as
-from shared.cancellation import check_cancelled
+from shared.cancellation import check_cancelled, within
 from shared.errors import BusError
 
 
@@ -79,3 +79,35 @@ async def test_a_task_that_was_cancelled_may_still_use_the_bus() -> None:
     task.cancel()
     await asyncio.wait([task], timeout=5)
     assert task.cancelled() and done == ["signed off"]
+
+
+async def swallowing(number: int) -> None:
+    """So many cancellations."""
+    while number:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            number -= 1
+    await asyncio.Event().wait()
+
+
+async def test_what_takes_too_long_is_ended_however_often_it_goes_on() -> None:
+    with pytest.raises(TimeoutError):
+        await within(0.01, swallowing(3))
+    task = asyncio.create_task(within(60, swallowing(3)))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
+
+
+async def test_within_its_time_it_is_what_it_is() -> None:
+    async def seven() -> int:
+        return 7
+
+    async def refuse() -> None:
+        raise OSError("away")
+
+    assert await within(60, seven()) == 7
+    with pytest.raises(OSError, match="away"):
+        await within(60, refuse())
