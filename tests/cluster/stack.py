@@ -35,7 +35,6 @@ KEY = "the-key-of-the-clients-of-this-cluster"
 CLIENT_PORT, ROUTE_PORT, HTTP_PORT = 4222, 6222, 8000
 ON = {"offline-queue": ("a", "b"), "predictor": ("c",), "profiler": ("c",), "executor-0": HOSTS, "gateway": HOSTS}
 PING = '"2s"'  # of servers, which else take half a minute to know that one of them is gone
-WRITE = '"2s"'  # that one server waits for another to take what it sends
 READY_S, LOOK_S, BEATS_S = 180.0, 0.5, 2.5
 SETTINGS = {"SLACKWATER_API_KEY": KEY, "SLACKWATER_REQUIRE_KEYS": "always"}
 
@@ -161,7 +160,7 @@ class ThreeHosts:
         files = {"cert_file": folder.server_certificate, "key_file": folder.server_key, "ca_file": folder.ca}
         tls = ", ".join(f'{name}: "{path}"' for name, path in files.items())
         cluster = f'name: three, listen: "{address}:{ROUTE_PORT}", routes: {msgspec.json.encode(routes).decode()}'
-        access = f"server_name: nats-{host}\nping_interval: {PING}\nping_max: 2\nwrite_deadline: {WRITE}\n"
+        access = f"server_name: nats-{host}\nping_interval: {PING}\nping_max: 2\n"
         access += f"cluster {{ {cluster}, tls {{ {tls}, verify: true }} }}\n"
         store = self._folder / f"nats-{host}"
         config = self._folder / f"nats-{host}.conf"
