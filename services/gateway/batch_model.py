@@ -5,9 +5,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from shared.errors import NotFoundOnBusError
-
-MAX_LINE_BYTES = 8 * 1024 * 1024  # of a longer line nothing is read
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+from shared.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, split_lines
 
 
 class _Body(msgspec.Struct):
@@ -32,10 +30,8 @@ async def model_of_first_line(chunks: AsyncIterator[bytes]) -> str | None:
 
 async def _first_line(chunks: AsyncIterator[bytes]) -> bytes:
     """That is not empty."""
-    read = b""
-    async for chunk in chunks:
-        read = (read + chunk).lstrip() if read else chunk.removeprefix(BYTE_ORDER_MARK).lstrip()
-        line, newline, _ = read.partition(b"\n")
-        if newline or len(read) > MAX_LINE_BYTES:
-            return line[: MAX_LINE_BYTES + 1]
-    return read
+    async for number, data in split_lines(chunks, MAX_LINE_BYTES):
+        line = data.removeprefix(BYTE_ORDER_MARK) if number == 1 else data
+        if line.strip():
+            return line
+    return b""

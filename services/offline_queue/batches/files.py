@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import msgspec
 
-from services.offline_queue.batches.lines import LineSpool, line_of, split_lines
+from services.offline_queue.batches.lines import LineSpool, line_of
 from services.offline_queue.batches.progress import add_to, is_completed
 from services.offline_queue.batches.records import ENDING, BatchCounts, Change, ended
 from services.offline_queue.batches.results import ResultWriter, unreadable_result
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import GrowingObject
 from shared.errors import BusError, NotFoundOnBusError
+from shared.lines import split_lines
 from shared.openai.completions.answers import PromptTokensDetails
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord, InputTokensDetails

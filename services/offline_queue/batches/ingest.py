@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import partial
 from typing import IO, BinaryIO, cast
 
-from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput, ParsedLines
-from services.offline_queue.batches.lines import encode_lines, lines_object, split_lines, temporary_file
+from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINES, BatchInput, ParsedLines
+from services.offline_queue.batches.lines import encode_lines, lines_object, temporary_file
 from services.offline_queue.batches.tools import BatchTools
 from shared.errors import BusError, NotFoundOnBusError
+from shared.lines import MAX_LINE_BYTES, split_lines
 from shared.protocol.batches import BatchRecord, LineError
 
 logger = logging.getLogger(__name__)

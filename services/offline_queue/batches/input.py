@@ -14,6 +14,7 @@ import msgspec
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.results import failed_result
 from shared.errors import SlackwaterError
+from shared.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES
 from shared.openai.completions.requests import CompletionRequest, parse_completion
 from shared.openai.embeddings.requests import EMBEDDINGS, parse_embedding
 from shared.openai.errors import RequestError
@@ -30,14 +31,12 @@ from shared.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 MAX_LINES = 50_000  # OpenAI's limit
-MAX_LINE_BYTES = 8 * 1024 * 1024
 LINES_A_TRACED = 100  # of a traced batch, the first among them
 MAX_CUSTOM_ID_LENGTH = 512  # characters
 MAX_LOGPROBS = 400_000  # of one result, about 6 MB
 USUAL_SAMPLING_BYTES = 256  # encoded; a waiting request is counted with as many
 MAX_ERRORS = 100  # a batch's record is one KV value; more errors of one file say little
 MISSING = "missing_required_parameter"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class InvalidLineError(SlackwaterError):

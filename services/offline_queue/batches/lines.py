@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from array import array
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import IO
 
 import msgspec
 
 from shared.bus import Objects
+from shared.lines import split_lines
 from shared.openai.reasoning import Reasoning
 from shared.openai.responses.answers import ModelResponse
 from shared.openai.tools.calls import ToolUse
@@ -71,26 +72,6 @@ async def read_lines(objects: Objects, batch_id: str) -> AsyncIterator[BatchLine
     """In the order of the input. Raises NotFoundOnBusError."""
     async for _, data in split_lines(objects.chunks(lines_object(batch_id))):
         yield _decoder.decode(data)
-
-
-async def split_lines(chunks: AsyncIterable[bytes], max_bytes: int | None = None) -> AsyncIterator[tuple[int, bytes]]:
-    """Each line with its number, from 1, without its newline. A line longer than ``max_bytes`` is cut to one byte
-    more than that, so that memory is bounded whatever the file holds."""
-    number, parts = 0, bytearray()
-    limit = None if max_bytes is None else max_bytes + 1
-    async for chunk in chunks:
-        start = 0
-        while (end := chunk.find(b"\n", start)) >= 0:
-            number += 1
-            parts += chunk[start:end]
-            yield number, bytes(parts[:limit])
-            parts.clear()
-            start = end + 1
-        parts += chunk[start:]
-        if limit is not None:
-            del parts[limit:]
-    if parts:
-        yield number + 1, bytes(parts)
 
 
 def temporary_file() -> IO[bytes]:

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from services.offline_queue.batches.input import (
     MAX_CUSTOM_ID_LENGTH,
     MAX_ERRORS,
-    MAX_LINE_BYTES,
     MAX_LINES,
     USUAL_SAMPLING_BYTES,
     BatchInput,
     ParsedLines,
 )
-from services.offline_queue.batches.lines import split_lines
 from shared.bus import Bus
+from shared.lines import MAX_LINE_BYTES, split_lines
 from shared.openai.completions.requests import CHAT, TEXT
 from shared.openai.errors import MAX_MESSAGE_LENGTH
 from shared.protocol.batches import BatchRecord
