@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from shared.clock import Clock
 from shared.process.tracing import Attributes, Tracing
 from shared.protocol.requests import GenerateRequest
@@ -29,7 +27,7 @@ class _Traced:
     came_s: float
     began_s: float
     is_line: bool
-    phase: str = "waiting"
+    phase: str
     num_steps: int = 0
     num_tokens: int = 0
     step_s: float | None = None
@@ -44,23 +42,12 @@ class RequestSpans:
         self._clock = clock
         self._traced: dict[str, _Traced] = {}
 
-    def came(self, request: GenerateRequest) -> None:
-        """It waits for its first step."""
+    def came(self, request: GenerateRequest, phase: str = "waiting") -> None:
+        """It waits for its first step, or, where it comes with its KV from another executor, is decoded from now on."""
         if self._tracing.is_on and request.traceparent:
             num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
             now_s, is_line = self._clock.unix_s(), not request.gateway_id
-            self._traced[request.request_id] = _Traced(request.traceparent, num_tokens, now_s, now_s, is_line)
-
-    def traceparent(self, request_id: str) -> str:
-        """Of the span that it is generated in; empty where it is not traced."""
-        traced = self._traced.get(request_id)
-        return "" if traced is None else traced.parent
-
-    def taken(self, request: GenerateRequest, traceparent: str) -> None:
-        """With its KV, from another executor: it is decoded here from now on."""
-        self.came(replace(request, traceparent=traceparent))
-        if traceparent and self._tracing.is_on:
-            self._traced[request.request_id].phase = "decode"
+            self._traced[request.request_id] = _Traced(request.traceparent, num_tokens, now_s, now_s, is_line, phase)
 
     def handed_over(self, request_id: str, taker_id: str, held_s: float) -> None:
         """It is at another executor now; ``held_s``: seconds in which nobody ran it."""

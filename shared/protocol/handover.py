@@ -62,7 +62,6 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
     giver: Place
     taker: Place
     carried: Carried
-    traceparent: str = ""  # W3C trace context of the span that it is generated in; empty where it is not traced
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):

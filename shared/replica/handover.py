@@ -271,6 +271,7 @@ def _carried(sequence: LiveSequence, block_ids: list[int]) -> Carried:
             client_id=request.client_id,
             client_weight=request.client_weight,
             http_request_id=sequence.http_request_id,
+            traceparent=sequence.traceparent,
         ),
         request.num_computed_tokens,
         list(block_ids),

@@ -37,6 +37,7 @@ class LiveSequence:
     unpublished: list[int] = field(default_factory=list)  # output tokens not yet sent
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of those, where asked for
     http_request_id: str = ""  # for the log
+    traceparent: str = ""  # as the request has it
     ended_choices: list[ChoiceOutput] = field(default_factory=list)  # those before the one that is generated
     scoring: PromptScoring | None = None  # where the prompt's tokens are to be scored
     shares_scores: bool = False  # with those whose prompts begin as its own, and with nobody else
@@ -63,6 +64,7 @@ class LiveSequence:
             stop_strings=stop_strings,
             adjusts_logits=request.sampling.adjusts_logits,
             http_request_id=request.http_request_id,
+            traceparent=request.traceparent,
             scoring=None if num_top is None else PromptScoring(num_top, len(prompt)),
             shares_scores=num_top is not None,
             _block_hashes=list(hashes),

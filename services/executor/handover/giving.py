@@ -68,7 +68,7 @@ class Giving:
     async def give(self, carried: Carried, taker: Place, on_decided: Callable[[], None]) -> None:
         """Returns once it is decided where the request is."""
         request_id, began_s = carried.request.request_id, self._clock.monotonic_s()
-        offer = Offer(uuid.uuid4().hex, self._place, taker, carried, self._spans.traceparent(request_id))
+        offer = Offer(uuid.uuid4().hex, self._place, taker, carried)
         try:
             answer = await self._offer(offer)
         finally:

@@ -114,7 +114,7 @@ class Taking:
             return why
         self._decide(offer.handover_id, True)
         request = self._handovers.take(offer.carried.request.request_id).request
-        self._spans.taken(offer.carried.request, offer.traceparent)
+        self._spans.came(offer.carried.request, "decode")
         self._on_taken(request.kind)
         taken = Taken(request.request_id, offer.carried.request.gateway_id, offer.giver, self._place)
         await self._bus.publish_or_drop(subjects.taken(self._place.executor_id), taken)
