@@ -53,9 +53,9 @@ class Admission:
 
     def check_online(self, client_id: str, num_prompt_tokens: int = 0, num_choices: int = 1) -> None:
         """Whether so many more of this client may wait; before its body is read, of 0 tokens. Raises Refusal (503)."""
-        if self.takes_online(client_id, num_prompt_tokens, num_choices):
+        reason, share = self._tightest(num_choices * num_prompt_tokens, num_choices)
+        if self._has_room(client_id, share):
             return
-        reason, _ = self._tightest(num_choices * num_prompt_tokens, num_choices)
         now_s = self.clock.monotonic_s()
         self.room.refuse(now_s)
         wait_s = self._expected_wait_s() * self.room.crowd(
@@ -65,10 +65,9 @@ class Admission:
         message = f"there is too much to do (limit reached: {reason.replace('_', ' ')}); try again later"
         raise Refusal(reason, message, min(most_s, max(least_s, wait_s)))
 
-    def takes_online(self, client_id: str, num_prompt_tokens: int = 0, num_choices: int = 1) -> bool:
-        """As ``check_online``, where nobody is turned away."""
-        _, share = self._tightest(num_choices * num_prompt_tokens, num_choices)
-        return share < 1 or (share < NEWCOMER_SHARE and bool(client_id) and not self.room.has(client_id))
+    def takes_online(self, client_id: str) -> bool:
+        """Whether one more of this client may wait, before its body is read; nobody is turned away."""
+        return self._has_room(client_id, self._tightest(0)[1])
 
     @property
     def is_busy(self) -> bool:
@@ -89,6 +88,9 @@ class Admission:
             raise refusal("offline_requests", f"{stored.messages} offline requests have no result yet")
         if stored.bytes >= self.limits.max_offline_bytes:
             raise refusal("offline_bytes", f"offline requests without a result have {stored.bytes} bytes")
+
+    def _has_room(self, client_id: str, share: float) -> bool:
+        return share < 1 or (share < NEWCOMER_SHARE and bool(client_id) and not self.room.has(client_id))
 
     def _tightest(self, num_prompt_tokens: int, num_requests: int = 1) -> tuple[str, float]:
         """The limit that is used up most, and its used share with so many more requests, the last not counted."""

@@ -27,9 +27,8 @@ SERVICES: dict[str, type[msgspec.Struct]] = {
 STACK_SETTINGS = settings_of(StackOptions)
 STACK_NAMES = tuple(setting.name for setting in STACK_SETTINGS)
 STRATEGY = "strategy"  # its table
-SET_BY_UP = (  # else needed by a service that is started by itself
-    *("model_path", "model_name", "executor_id", "other_models"),
-)
+# Else needed by a service that is started by itself.
+SET_BY_UP = ("model_path", "model_name", "executor_id", "other_models")
 NAME = "name"  # of a model in the stack
 EACH_MODELS = ("model", "served_model_name")  # that no two models have the same
 OF_MODELS = (  # of [stack], in a model's own table

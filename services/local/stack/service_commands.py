@@ -81,8 +81,14 @@ class ModelPlace:
     def described(self, slo: str) -> OtherModel:
         """To the services that know of all models."""
         options = self.options
-        names = options.model_name, str(self.path), options.served_model_name, options.generation_config, slo
-        return msgspec.convert(dict(zip(OtherModel.__struct_fields__, names, strict=True)), OtherModel)
+        told = {
+            "name": options.model_name,
+            "path": str(self.path),
+            "served_model_name": options.served_model_name,
+            "generation_config": options.generation_config,
+            "slo": slo,
+        }
+        return msgspec.convert(told, OtherModel)
 
 
 def service_commands(data_dir: DataDir, address: BusAddress, models: Sequence[ModelPlace]) -> list[Command]:
