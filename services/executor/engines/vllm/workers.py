@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # on a CPU too
@@ -36,7 +37,7 @@ from services.executor.engines.vllm.runner_mirror import (
     SCORED_KEY,
     ScoredChunk,
 )
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ModelError
 from shared.replica.engine import TokenHistory
 
 logger = logging.getLogger(__name__)
@@ -55,9 +56,11 @@ RELIED_ON = (  # of what the model runner has once the model is loaded; its clas
 
 
 def prepare_worker(worker: Any, has_peers: bool, model_path: Path) -> None:
-    """Called in the worker's process by vLLM's ``collective_rpc``. Raises ConfigError for an unknown model runner."""
+    """Called in the worker's process by vLLM's ``collective_rpc``. Raises ConfigError for an unknown model runner,
+    ModelError for weights that no kernel here multiplies."""
     runner = worker.model_runner
     check_runner(runner)
+    _check_kernels(runner.model, model_path)
     if runner.device.type == "cpu":
         keep_freed_memory()
     grammars = GrammarMasks(model_path)
@@ -70,6 +73,20 @@ def prepare_worker(worker: Any, has_peers: bool, model_path: Path) -> None:
     _make_stage_input(worker.model_runner)
     worker.execute_model = _ending_on_failure(worker.execute_model)
     worker.sample_tokens = _ending_on_failure(worker.sample_tokens)
+
+
+def _check_kernels(model: torch.nn.Module, model_path: Path) -> None:
+    """vLLM chooses its CPU kernel for weights of few bits also where the build for this CPU lacks it, and would fail at
+    the first step."""
+    if hasattr(torch.ops._C, "cpu_gemm_wna16"):
+        return
+    for module in model.modules():
+        chosen_by = (getattr(module, "quant_method", None), getattr(module, "scheme", None))
+        if any(isinstance(getattr(each, "kernel", None), CPUWNA16LinearKernel) for each in chosen_by):
+            raise ModelError(
+                f"vLLM cannot run the model in {model_path}: its weights are quantized to few bits, and vLLM multiplies "
+                "such on a CPU only where it has AVX-512: choose the model with full weights, or another machine"
+            )
 
 
 class SeededSampler(torch.nn.Module):

@@ -58,6 +58,10 @@ def first_tokens(engine: Any, prompts: list[list[int]]) -> list[int]:
     return [output[0] for output in outputs.values()]
 
 
+HAS_FEW_BITS = torch.cuda.is_available() or torch.cpu._is_avx512_supported()  # vLLM's kernel for a CPU needs it
+
+
+@pytest.mark.skipif(not HAS_FEW_BITS, reason="vLLM has no kernel for them here")
 def test_quantized_weights_give_the_tokens_of_what_they_stand_for(
     folders: tuple[Path, Path], prompts: list[list[int]]
 ) -> None:
@@ -67,6 +71,12 @@ def test_quantized_weights_give_the_tokens_of_what_they_stand_for(
     alike = sum(ours == theirs for ours, theirs in zip(got, expected, strict=True))
     assert alike >= LEAST_ALIKE and len(set(got)) > 4, f"{alike} of {NUM_PROMPTS}"
     require_runnable(quantized, "vllm")
+
+
+@pytest.mark.skipif(HAS_FEW_BITS, reason="they run here")
+def test_weights_that_no_kernel_here_multiplies_are_refused_when_they_are_loaded(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(ModelError, match="few bits.*AVX-512"):
+        load_vllm(folders[0])
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or torch.cpu._is_amx_tile_supported(), reason="FP8 may run here")

@@ -17,7 +17,7 @@ from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 NUM_AT_ONCE = 16
 GROWTH_BYTES = 48 * 1024**2
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
-FEW, MANY = 200, 20_000
+FEW, MANY = 200, 5_000
 TWO_BYTES = b"\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
