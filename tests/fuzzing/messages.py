@@ -31,7 +31,7 @@ Names = dict[str, list[Any]]  # field -> values that were seen there
 def message_types() -> list[type[msgspec.Struct]]:
     """Every struct of every module of ``shared.protocol``, in a fixed order."""
     found: dict[str, type[msgspec.Struct]] = {}
-    for module in pkgutil.iter_modules(shared.protocol.__path__, "shared.protocol."):
+    for module in pkgutil.walk_packages(shared.protocol.__path__, "shared.protocol."):
         for name, each in vars(importlib.import_module(module.name)).items():
             if isinstance(each, type) and issubclass(each, msgspec.Struct) and each.__module__ == module.name:
                 found[f"{module.name}.{name}"] = each
