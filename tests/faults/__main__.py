@@ -25,6 +25,7 @@ from tests.faults.stack.hosts import may_make_hosts
 from tests.faults.stack.shape import Shape
 from tests.faults.stack.stack import Stack
 from tests.faults.stack.store import may_mount
+from tests.faults.stack.version import check_out
 
 INTERRUPTED = 130
 
@@ -44,6 +45,9 @@ def main(
         float,
         typer.Option(min=0, help="Seconds between the end of a fault and the next; 0: as drawn, several at once."),
     ] = 0.0,
+    before: Annotated[
+        str, typer.Option(help="Services are of this revision at first, and are upgraded one by one; none: this one.")
+    ] = "",
     keep: Annotated[Path | None, typer.Option(help="Folder for logs, events and stores, made new.")] = None,
     progress: Annotated[bool, typer.Option(help="Show how far it is.")] = True,
 ) -> None:
@@ -60,12 +64,17 @@ def main(
         raise typer.BadParameter(f"{keep} is there already: name a new folder to keep things in")
     folder = Path(tempfile.mkdtemp(prefix="slackwater-faults-")) if keep is None else keep
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        old = check_out(before, folder / "before") if before else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     shape = Shape(
         engine,
         executors,
         strict,
         has_disk=may_mount(folder / "may-mount"),
         has_hosts=engine == "torch" and may_make_hosts(),
+        before=old,
     )
     numbers = {int(number) for number in only.split(",") if number.strip()}
     chosen = [FAULTS[name] for name in faults or FAULTS]

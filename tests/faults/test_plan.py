@@ -18,7 +18,7 @@ def test_the_same_seed_draws_the_same_faults_whatever_their_number() -> None:
 
 
 def test_every_kind_and_every_process_is_drawn() -> None:
-    shape = Shape(has_disk=True, has_hosts=True)
+    shape = Shape(has_disk=True, has_hosts=True, before=Path())
     planned = draw(0, 2000, ALL, shape)
     assert {each.kind for each in planned} == set(FAULTS)
     assert {each.target for each in planned if each.kind == "killed"} == set(shape.names)

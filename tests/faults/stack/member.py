@@ -43,6 +43,10 @@ class Member:
     def command(self) -> Command:
         return self._keeper.command
 
+    def become(self, command: Command) -> None:
+        """What it runs from its next start on; it has been stopped."""
+        self._keeper = Keeper(command, self)
+
     def start(self) -> None:
         """It runs, and again where it ends, until it is stopped."""
         self._keeper = Keeper(self.command, self, Backoff(first_s=RESTART_S, max_s=RESTART_S))

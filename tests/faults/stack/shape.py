@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 NATS = "nats-server"
 NUM_QUEUES = 2  # one is at work, one stands by
@@ -12,7 +13,8 @@ NUM_QUEUES = 2  # one is at work, one stands by
 class Shape:
     """``num_strict``: of the executors, those of the strict pool, to which requests move with their KV; 0: no pools.
     ``has_disk``: nats-server's store is a disk of its own; ``has_hosts``: each executor is on a host of its own, with a
-    network for what executors send each other."""
+    network for what executors send each other; ``before``: where the code of the version is that all services have at
+    first, None: this one."""
 
     engine: str = "sim"
     num_executors: int = 3
@@ -20,6 +22,7 @@ class Shape:
     num_gateways: int = 2
     has_disk: bool = False
     has_hosts: bool = False
+    before: Path | None = None
 
     @property
     def executors(self) -> tuple[str, ...]:

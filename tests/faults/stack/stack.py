@@ -35,6 +35,7 @@ from tests.faults.stack.link import Link
 from tests.faults.stack.member import Member
 from tests.faults.stack.shape import NATS, Shape
 from tests.faults.stack.store import Disk, Folder
+from tests.faults.stack.version import of_version
 from tests.services.gateway.tool_models import make_model
 
 KEY = "the-key-of-the-clients-of-this-campaign"
@@ -109,6 +110,10 @@ class Stack:
         self.members.pop(name)
         await self.links.pop(name).close()
 
+    def upgraded(self, name: str) -> Command:
+        """What a service of this version runs."""
+        return self._command(name)
+
     def begin(self, kind: str, target: str, number: int) -> Event:
         event = Event(number, kind, target, self.now())
         self.history.events.append(event)
@@ -137,7 +142,7 @@ class Stack:
         for name in self.shape.services:
             self.links[name] = await self._linked()
         for name in self.shape.services:
-            self._add(self._command(name)).start()
+            self._add(self._first_command(name)).start()
         for task in (self._look(), self._count_moves()):
             self._exits.callback(asyncio.create_task(task).cancel)
 
@@ -150,6 +155,10 @@ class Stack:
         own.mkdir()
         shutil.copy(folder / "config.json", own)
         return make_model(folder, ToolFormat.HERMES, own)
+
+    def _first_command(self, name: str) -> Command:
+        command = self._command(name)
+        return command if self.shape.before is None else of_version(command, self.shape.before)
 
     def _command(self, name: str) -> Command:
         kind = name.rpartition("-")[0] if name[-1].isdigit() else name

@@ -6,6 +6,7 @@ is done when a version is released: ``wire.json`` is that of the last one."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,10 +34,11 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Wire(msgspec.Struct, frozen=True):
-    """``subjects``: also the names of streams and buckets."""
+    """``subjects``: also the names of streams and buckets. ``revision``: a commit that has these, where it is known."""
 
     messages: dict[str, Message]
     subjects: dict[str, str]
+    revision: str = ""
 
     @classmethod
     def of_the_code(cls) -> Wire:
@@ -144,5 +146,7 @@ def _subjects() -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    FILE.write_bytes(msgspec.json.format(msgspec.json.encode(Wire.of_the_code()), indent=1) + b"\n")
+    head = subprocess.run(("git", "rev-parse", "HEAD"), capture_output=True, check=True, text=True).stdout.strip()
+    wire = msgspec.structs.replace(Wire.of_the_code(), revision=head)
+    FILE.write_bytes(msgspec.json.format(msgspec.json.encode(wire), indent=1) + b"\n")
     sys.stderr.write(f"{FILE.name} has what the code has\n")
