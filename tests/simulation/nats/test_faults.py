@@ -268,7 +268,7 @@ async def test_nothing_is_left_of_readers_that_are_gone(server: MemoryServer, on
     assert stream.consumers == {} and not stream._following
 
 
-@settings(max_examples=15, phases=[Phase.generate], derandomize=True)
+@settings(max_examples=6, phases=[Phase.generate], derandomize=True)
 @given(operations=runs)
 def test_the_same_seed_is_the_same_run(operations: list[Operation]) -> None:
     async def play() -> tuple[list[Any], float, list[str]]:

@@ -51,10 +51,10 @@ def prompts(model_path: Path) -> list[list[int]]:
 
 
 def test_greedy_equals_transformers(engine: TorchEngine, transformers_model: Any, prompts: list[list[int]]) -> None:
-    """32 prompts under random mixing, chunking, block sharing and recompute. A continuation is the greedy one exactly
+    """16 prompts under random mixing, chunking, block sharing and recompute. A continuation is the greedy one exactly
     if each of its tokens is the argmax of what stands before it; one forward of transformers tells that for all."""
     driver = EngineDriver(engine, seed=1, drop=0.1)
-    outputs = driver.run(requests_of(prompts))
+    outputs = driver.run(requests_of(prompts := prompts[::2]))
     assert driver.shared_blocks > 0 and driver.drops > 0
     for i, prompt in enumerate(prompts):
         output = outputs[f"r{i}"]
@@ -105,7 +105,7 @@ def test_a_step_that_follows_takes_the_tokens_of_the_one_before(engine: TorchEng
     assert decode(9, len(prompt), first).sampled["r"] == second
 
 
-@pytest.mark.parametrize("index", [0, 4, 12, 20, 28])
+@pytest.mark.parametrize("index", [0, 12, 28])
 def test_alone_equals_generate(
     engine: TorchEngine, transformers_model: Any, prompts: list[list[int]], index: int
 ) -> None:

@@ -289,7 +289,7 @@ class UntoldMachine(PoolMachine):
 TestPoolMachine = PoolMachine.TestCase
 TestKeepingMachine = KeepingMachine.TestCase
 TestUntoldMachine = UntoldMachine.TestCase
-TestPoolMachine.settings = TestKeepingMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestPoolMachine.settings = TestKeepingMachine.settings = settings(max_examples=30, stateful_step_count=40)
 TestUntoldMachine.settings = settings(max_examples=30, stateful_step_count=40)
 
 

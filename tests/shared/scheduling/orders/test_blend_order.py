@@ -208,7 +208,7 @@ def _tokens(packed: bytes) -> tuple[int, ...]:
     return tuple(memoryview(packed).cast("I"))
 
 
-BlendMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+BlendMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40)
 TestBlend = BlendMachine.TestCase
 
 

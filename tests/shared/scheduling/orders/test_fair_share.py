@@ -257,7 +257,7 @@ class FairMachine(RuleBasedStateMachine):
         assert self.order.num_waiting == len(ids)
 
 
-FairMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+FairMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40)
 TestFair = FairMachine.TestCase
 
 

@@ -168,7 +168,7 @@ class KvAwareMachine(RuleBasedStateMachine):
             assert self.order.num_waiting == len(self.waiting())
 
 
-KvAwareMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+KvAwareMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
 TestKvAware = KvAwareMachine.TestCase
 
 

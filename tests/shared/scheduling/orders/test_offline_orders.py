@@ -142,7 +142,7 @@ class OrderMachine(RuleBasedStateMachine):
             assert sorted(shown) == sorted(group for group in GROUPS for _ in range(min(2, waiting.count(group))))
 
 
-OrderMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
+OrderMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=60)
 TestOrders = OrderMachine.TestCase
 
 
@@ -207,7 +207,7 @@ def lone_turn(utility_ratio: float, num_older: int, seed: int, num_turns: int) -
     return None, drawn
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(utility_ratio=st.floats(0.0, 0.95), num_older=st.integers(1, 20), seed=st.integers(0, 10_000))
 def test_a_stream_of_sharing_requests_never_starves_a_lone_one(utility_ratio: float, num_older: int, seed: int) -> None:
     turn, drawn = lone_turn(utility_ratio, num_older, seed, num_turns=2500)
