@@ -41,9 +41,13 @@ class Series:
         return "_".join(filter(None, words))
 
     def counter(self, meter: Meter) -> Counter:
-        """To add to."""
+        """To add to. One without labels is there from the beginning: Prometheus does not see that a series that appears
+        has grown."""
         assert self.type is Type.COUNTER
-        return meter.create_counter(self.name, self.unit, self.meaning)
+        counter = meter.create_counter(self.name, self.unit, self.meaning)
+        if not self.labels:
+            counter.add(0)
+        return counter
 
     def histogram(self, meter: Meter) -> Histogram:
         """To record into."""
