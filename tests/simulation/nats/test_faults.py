@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from nats.js.api import StreamConfig
 
 from shared.bus import Bus
-from shared.bus.streams import BEAT_S, FETCH_WAIT_S, LATE_S, NEXT_API
+from shared.bus.pulls import BEAT_S, FETCH_WAIT_S, LATE_S, NEXT_API
 from shared.errors import BusError, NoResponderError
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.nats import MemoryServer
