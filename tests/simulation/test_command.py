@@ -1,7 +1,7 @@
 """What the command says of a run."""
 
-from tests.simulation.__main__ import command_of
 from tests.simulation.run import Order
+from tests.simulation.totals import command_of
 
 
 def test_a_run_is_told_by_the_command_that_runs_it_again() -> None:
