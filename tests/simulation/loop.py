@@ -18,7 +18,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 TICK_S = 1e-6  # a timer takes at least so long: one that is set anew again and again does not stop time
-TURNS_BETWEEN_COLLECTIONS = 200_000  # of garbage, so that finalizers run at the same moments of each run
+TURNS_BETWEEN_COLLECTIONS = 500_000  # of garbage, so that finalizers run at the same moments of each run
 
 
 class Stuck(Exception):
