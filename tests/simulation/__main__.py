@@ -22,6 +22,7 @@ from tests.simulation.records import Record, RecordFile
 from tests.simulation.run import Order, Outcome, faults_of, simulate
 from tests.simulation.shrink import shrunk
 from tests.simulation.totals import Totals, command_of
+from tests.simulation.traffic import MIXED, TRAFFICS
 
 HASH_SEED = "PYTHONHASHSEED"
 INTERRUPTED = 130
@@ -33,6 +34,7 @@ def main(
     run_hours: Annotated[float, typer.Option(min=0.03, help="Virtual hours of one run, at most.")] = 4.0,
     seeds: Annotated[int, typer.Option(min=0, help="So many runs instead of what the hours make.")] = 0,
     faults: Annotated[str, typer.Option(help=f"Kinds, with commas between them: {', '.join(KINDS)}; or none.")] = "",
+    traffic: Annotated[str, typer.Option(help="mixed: bursts and quiet spells; busy, quiet: one of them.")] = MIXED,
     only: Annotated[str, typer.Option(help="Of one seed, only the faults with these numbers, as 3,7,12.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, each in a process.")] = 1,
     log: Annotated[Path | None, typer.Option(help="File for the logs, of one run after the other.")] = None,
@@ -50,10 +52,12 @@ def main(
     kinds = tuple(KINDS) if not faults else () if faults == "none" else tuple(faults.split(","))
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(KINDS)}")
+    if traffic not in TRAFFICS:
+        raise typer.BadParameter(f"{traffic}: choose from {', '.join(TRAFFICS)}")
     num_runs = seeds or max(1, round(hours / run_hours))
     each_hours = run_hours if seeds or hours >= run_hours else hours
     numbers = tuple(int(number) for number in only.split(",") if number.strip()) if only else None
-    orders = [Order(number, each_hours, kinds, numbers) for number in range(seed, seed + num_runs)]
+    orders = [Order(number, each_hours, kinds, numbers, traffic) for number in range(seed, seed + num_runs)]
     totals, start_s = Totals(), time.monotonic()
     file = None if out is None else RecordFile(out)
     done = [] if file is None else list(file.read())

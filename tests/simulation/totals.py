@@ -11,6 +11,7 @@ from tests.faults.summary import Summary
 from tests.simulation.faults import KINDS
 from tests.simulation.records import Record
 from tests.simulation.run import Order
+from tests.simulation.traffic import MIXED
 
 
 @dataclass
@@ -59,6 +60,8 @@ def command_of(order: Order) -> str:
         words.append("--faults none")
     elif order.kinds != tuple(KINDS):
         words.append(f"--faults {','.join(order.kinds) or 'none'}")
+    if order.traffic != MIXED:
+        words.append(f"--traffic {order.traffic}")
     if order.faults:
         words.append(f"--only {','.join(map(str, order.faults))}")
     return " ".join(words)
