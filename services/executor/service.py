@@ -113,6 +113,7 @@ class ExecutorService(Service):
         self._drain_on_stop_s = settings.drain_on_stop_s
         self._clock = clock
         self._offline_waits = ""  # as it was logged last
+        self._judged: tuple[Policy | None, LatencyModel | None] = (None, None)  # of what that was said
         self._is_lost = False
         self._executors: Bucket[ExecutorInfo]
 
@@ -220,8 +221,11 @@ class ExecutorService(Service):
         }
 
     def _why_offline_waits(self) -> str:
-        """Beside online work; empty where it does not."""
-        policy, model = self._policy_and_model()
+        """Beside online work; empty where it does not. As it was said last, unless something else is known by now."""
+        (before, model_before), (policy, model) = self._judged, self._policy_and_model()
+        if policy == before and model is model_before:
+            return self._offline_waits
+        self._judged = policy, model
         least_ms, budget_ms = policy.starves_ms(model), policy.latency_budget_ms
         if least_ms is None:
             return ""

@@ -263,6 +263,7 @@ class StepLoop:
         if ahead is None:
             return None
         self._in_flight.append(ahead)
+        self.watchdog.step_began()
         return self._start(self._source_ahead)
 
     def _start(self, source: PlanSource) -> StepStarted:
@@ -307,6 +308,7 @@ class StepLoop:
         """In the engine's threads, when they have ended what they were given before."""
         start_s = self._clock.monotonic_s()
         job = self._threads.submit(self._engine.execute, batch)
+        self.watchdog.step_began()
         return LaunchedStep(batch, job, asyncio.wrap_future(job), start_s)
 
     async def _ended(self) -> StepResult:

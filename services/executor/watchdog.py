@@ -28,8 +28,8 @@ class LaunchedStep:
 
 
 class Watchdog:
-    """Looks at the step that the engine is to end next. It counts its own ticks: time in which this process did not run
-    is not held against the engine."""
+    """Looks at the step that the engine is to end next, from the first word of ``step_began`` on until none runs. It
+    counts its own ticks: time in which this process did not run is not held against the engine."""
 
     def __init__(
         self, oldest: Callable[[], LaunchedStep | None], predict_ms: Callable[[StepBatch], float], timeout_s: float
@@ -39,11 +39,20 @@ class Watchdog:
         self._oldest = oldest
         self._predict_ms = predict_ms
         self._timeout_s = timeout_s
+        self._has_step = asyncio.Event()
+
+    def step_began(self) -> None:
+        """The engine was handed one."""
+        self._has_step.set()
 
     async def run(self) -> None:
         """Never returns. Raises EngineLostError for a step that takes longer than it may."""
         watched, elapsed_s = self._oldest(), 0.0
         while True:
+            if watched is None:
+                self._has_step.clear()
+                await self._has_step.wait()
+                watched = self._oldest()
             await asyncio.sleep(TICK_S)
             check_cancelled()
             oldest = self._oldest()

@@ -54,7 +54,9 @@ class GatewayModel:
         self.flex = FlexTracker(bus, of_model, self.registry, f"{own_id}-flex", clock, *flex)
         waits = self.tracker.room, around.num_live, self.router.wait_s
         self.admission = Admission(bus, clock, around.settings, *waits, ttft_bound_s(prepared.slo))
-        self._probe = executor_probe(bus, self._executors_at_work, self.registry.lose)
+        self._probe = executor_probe(bus, self._executors_at_work, self.registry.lose, self._is_idle)
+        for each in (self.tracker, self.flex):
+            each.on_live.append(self._probe.look)
 
     async def start(self) -> None:
         """Hear its executors, and what they send."""
@@ -70,6 +72,9 @@ class GatewayModel:
     def not_ready_because(self) -> str | None:
         """Why no completion can be served now; None where one can."""
         return None if self.registry.available() else self.registry.unavailable_because()
+
+    def _is_idle(self) -> bool:
+        return not (self.tracker.num_live or self.flex.num_live)
 
     def _executors_at_work(self) -> Iterable[ExecutorInfo]:
         """For this gateway."""

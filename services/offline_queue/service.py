@@ -96,6 +96,9 @@ class OfflineQueueService(Service):
         self._registering = asyncio.Lock()  # heartbeats attach executors as well
         self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
         self._aborts: dict[str, dict[str, None]] = {}
+        self._probe = executor_probe(
+            bus, lambda: self._attached.at_work(self._pool), self._on_gone, lambda: not self._pool.has_running
+        )
         self._taken: Subscription
 
     @property
@@ -153,7 +156,7 @@ class OfflineQueueService(Service):
         group.create_task(self._plan())
         group.create_task(self._watch_silence())
         group.create_task(self._fill_gaps())
-        group.create_task(executor_probe(self._bus, lambda: self._attached.at_work(self._pool), self._on_gone).run())
+        group.create_task(self._probe.run())
         if self._strategy.offline_qps:
             group.create_task(self._release(1.0 / self._strategy.offline_qps))
 
@@ -397,6 +400,8 @@ class OfflineQueueService(Service):
                     await self._refuse(refused)
                     self._on_work()
                 await asyncio.sleep(0)  # so that those behind it are heard before they are planned for
+            if self._pool.has_running:
+                self._probe.look()
 
     async def _refuse(self, refused: list[Ended]) -> None:
         """What no executor can hold ends with the error that an executor would have ended it with."""

@@ -29,12 +29,14 @@ class Samples:
 
     latencies: Array  # [n], milliseconds
     weights: Array  # [n]
-    strata: list[Stratum]  # [n]
+    strata: NDArray[np.intp]  # [n], numbered from 0
 
     @classmethod
     def of(cls, observations: Sequence[Observation]) -> Samples:
         timed = np.array([(each.latency_ms, each.weight) for each in observations], dtype=np.float64)
-        return cls(timed[:, 0], timed[:, 1], [stratum(observation.shape) for observation in observations])
+        numbers: dict[Stratum, int] = {}
+        strata = [numbers.setdefault(stratum(observation.shape), len(numbers)) for observation in observations]
+        return cls(timed[:, 0], timed[:, 1], np.array(strata, dtype=np.intp))
 
 
 def rows_of(observations: Sequence[Observation], row: Callable[[BatchFeatures], Sequence[float]]) -> Array:
@@ -77,18 +79,14 @@ def _solve(relative: Array, weights: Array, wishes: Wishes | None) -> Array:
     return np.asarray(solution / scale, dtype=np.float64)
 
 
-def _outliers(errors: Array, strata: list[Stratum]) -> NDArray[np.bool_]:
+def _outliers(errors: Array, strata: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Samples [n] far outside the spread of the errors, and in the worse half of their own stratum: where all
     samples of a kind are off, the model is wrong about that kind, not the samples."""
-    center = float(np.median(errors))
-    deviation = np.abs(errors - center)
+    deviation = np.abs(errors - np.median(errors))
     cut = max(OUTLIER_SIGMAS * SIGMA_PER_MAD * float(np.median(deviation)), MIN_OUTLIER_ERROR)
-    members: dict[Stratum, list[int]] = {}
-    for index, key in enumerate(strata):
-        members.setdefault(key, []).append(index)
-    outliers = np.zeros(len(errors), dtype=np.bool_)
-    for indices in members.values():
-        ranked = sorted(indices, key=lambda index: (deviation[index], index))
-        worse = ranked[(len(ranked) + 1) // 2 :]
-        outliers[worse] = deviation[worse] > cut
-    return outliers
+    ranked = np.lexsort((deviation, strata))  # stratum by stratum, of equal deviations the earlier sample first
+    sizes = np.bincount(strata)
+    ranks = np.arange(len(errors)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    is_worse = np.empty(len(errors), dtype=np.bool_)
+    is_worse[ranked] = ranks >= np.repeat((sizes + 1) // 2, sizes)
+    return is_worse & (deviation > cut)

@@ -141,29 +141,30 @@ class LiveMessages(Connection):
         idle = asyncio.Event()
         idle.set()
 
-        async def decoded(msg: Msg) -> None:
-            await handler(msg, decode(msg.data, message_type))
-
         async def on_message(msg: Msg) -> None:
             idle.clear()
             try:
-                await self._handle(msg, decoded(msg))
+                await handler(msg, decode(msg.data, message_type))
+            except Exception as error:  # those behind it are handled
+                await self._failed(msg, error)
             finally:
                 idle.set()
 
         return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message), idle)
 
     async def _handle(self, msg: Msg, handling: Awaitable[None]) -> None:
-        """Its error ends this message alone: those behind it are handled."""
+        """Its error ends this message alone."""
         try:
             await handling
-        except (msgspec.DecodeError, SlackwaterError) as error:
-            why = {"subject": msg.subject, "why": str(error)}
-            logger.warning("a message was refused", extra=why)
-            await self._refuse(msg, error)
         except Exception as error:
-            logger.exception("a message was not handled", extra={"subject": msg.subject})
-            await self._refuse(msg, error)
+            await self._failed(msg, error)
+
+    async def _failed(self, msg: Msg, error: Exception) -> None:
+        if isinstance(error, msgspec.DecodeError | SlackwaterError):
+            logger.warning("a message was refused", extra={"subject": msg.subject, "why": str(error)})
+        else:
+            logger.error("a message was not handled", exc_info=error, extra={"subject": msg.subject})
+        await self._refuse(msg, error)
 
     async def _refuse(self, msg: Msg, error: Exception) -> None:
         """Count it, and tell whoever waits for an answer."""

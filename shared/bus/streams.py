@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 import msgspec
 import nats.errors
 import nats.js.errors
-from nats.aio.msg import Msg
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
@@ -25,6 +24,7 @@ from nats.js.api import (
 )
 
 from shared.bus.connection import FAILURES, OPERATION_TIMEOUT_S, Connection, failing_as
+from shared.bus.pulls import WAITED_IN_VAIN, Pulls
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
@@ -35,13 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FETCH_BATCH = 256
-FETCH_BYTES = 16 * 1024**2  # in memory at once, where no message is larger
-FETCH_WAIT_S = 25.0  # at the server, for messages that come: less than it keeps a consumer without requests
-BEAT_S = 5.0  # between its words meanwhile
 MOST_TRIES = 20  # to have a consumer where it does not lag: of three servers one is right
-LATE_S = 1.0  # that they may be
-STILL_WAITS, WAITED_IN_VAIN = "100", "408"  # what it says then, by NATS's ADR-13 and ADR-37
-NEXT_API = "$JS.API.CONSUMER.MSG.NEXT"
 DELETE_API = "$JS.API.STREAM.MSG.DELETE"
 INFO_API = "$JS.API.STREAM.INFO"
 
@@ -261,22 +255,23 @@ class Streams(Connection):
                 await self.wait_reconnected(self.reconnects, timeout_s=1.0)
                 continue
             try:
-                generation = self.reconnects
-                while generation == self.reconnects:
-                    if not pending and not caught_up:
-                        caught_up = True
-                        yield None
-                    check_cancelled()
-                    # more than there are would be waited for, and those that come be held back meanwhile
-                    messages, end = await self._pull(consumer, min(fetch, pending))
-                    check_cancelled()
-                    if not messages and (pending or end != WAITED_IN_VAIN):  # what was pending may have been deleted
-                        pending = (await self._js.consumer_info(stream, consumer.name)).num_pending or 0
-                    for msg in messages:
-                        meta = msg.metadata
-                        last, pending = meta.sequence.stream, meta.num_pending or 0
-                        stored_s = meta.timestamp.timestamp()
-                        yield Raw(msg.data, msg.subject, last, msg.headers or {}, stored_s)
+                async with Pulls.of(self._client, consumer) as pulls:
+                    generation = self.reconnects
+                    while generation == self.reconnects:
+                        if not pending and not caught_up:
+                            caught_up = True
+                            yield None
+                        check_cancelled()
+                        # more than there are would be waited for, and those that come be held back meanwhile
+                        messages, end = await pulls.ask(min(fetch, pending))
+                        check_cancelled()
+                        if not messages and (pending or end != WAITED_IN_VAIN):  # what was pending may be deleted
+                            pending = (await self._js.consumer_info(stream, consumer.name)).num_pending or 0
+                        for msg in messages:
+                            meta = msg.metadata
+                            last, pending = meta.sequence.stream, meta.num_pending or 0
+                            stored_s = meta.timestamp.timestamp()
+                            yield Raw(msg.data, msg.subject, last, msg.headers or {}, stored_s)
             except FAILURES as error:
                 logger.warning("stream reader lost its consumer", extra={"stream": stream, "error": repr(error)})
                 await self.wait_reconnected(self.reconnects, timeout_s=0.5)
@@ -288,30 +283,6 @@ class Streams(Connection):
             return False
         reply = await self._ask(f"{INFO_API}.{stream}", {}, NO_SUCH_STREAM)
         return bool(reply.cluster.leader) and reply.cluster.leader != consumer.cluster.leader
-
-    async def _pull(self, consumer: ConsumerInfo, num_pending: int) -> tuple[list[Msg], str]:
-        """So many, or fewer where they are large; where none is pending, one if it comes in time; and the status by
-        which the server has ended it, if it has. nats-py's own fetch knows no bound in bytes. Raises TimeoutError of
-        nats-py where the server has not said for a while that it waits."""
-        batch, max_bytes = max(1, num_pending), max(FETCH_BYTES, 2 * self._client.max_payload)
-        waits = {"expires": int(FETCH_WAIT_S * 1e9), "idle_heartbeat": int(BEAT_S * 1e9)}
-        incoming = await self._client.subscribe(self._client.new_inbox())
-        try:
-            subject = f"{NEXT_API}.{consumer.stream_name}.{consumer.name}"
-            how = {"no_wait": True} if num_pending else waits
-            request = encode_record({"batch": batch, "max_bytes": max_bytes} | how)
-            await self._client.publish(subject, request, reply=incoming.subject)
-            messages: list[Msg] = []
-            while len(messages) < batch:
-                msg = await incoming.next_msg(BEAT_S + LATE_S)
-                if msg.reply:
-                    messages.append(msg)
-                elif (status := (msg.headers or {}).get("Status", "")) != STILL_WAITS:
-                    return messages, status
-            return messages, ""
-        finally:
-            with contextlib.suppress(*FAILURES):
-                await incoming.unsubscribe()
 
 
 def _size(info: StreamInfo) -> StreamSize:

@@ -153,6 +153,11 @@ class OfflinePool:
         """The executor has one or more, as far as is known."""
         return bool(self._assigned.get(executor_id))
 
+    @property
+    def has_running(self) -> bool:
+        """An executor has one, as far as is known."""
+        return any(self._assigned.values())
+
     def is_suspect(self, request_id: str) -> bool:
         """It was there too often when something broke."""
         return self._items[request_id].num_failures >= SUSPECT_FAILURES

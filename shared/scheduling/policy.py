@@ -77,5 +77,7 @@ class Policy:
     def starves_ms(self, model: LatencyModel) -> float | None:
         """What the cheapest step costs, where that is over the budget of steps beside online work: no offline request
         runs in them, but for probes. None where some may, and under a budget of 0, which means that."""
+        if not self.offline_enabled or not 0 < self.latency_budget_ms < math.inf:
+            return None
         least_ms = cheapest_step_ms(model)
-        return least_ms if self.offline_enabled and least_ms > self.latency_budget_ms > 0 else None
+        return least_ms if least_ms > self.latency_budget_ms else None

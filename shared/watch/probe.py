@@ -26,7 +26,7 @@ T = TypeVar("T", bound=Hashable)
 class Probe(Generic[T]):
     """``live`` names those that are believed to be there, ``subject_of`` where each is asked; ``on_gone`` is told of
     each that is not. ``missing``: what says so. Each is asked with ``message_of`` it; what it answers is given to
-    ``on_answer``."""
+    ``on_answer``. While it ``is_idle`` nobody is to be asked, until ``look`` says that this may have changed."""
 
     bus: Bus
     subject_of: Callable[[T], str]
@@ -37,11 +37,20 @@ class Probe(Generic[T]):
     answer_type: type[Any] = object
     message_of: Callable[[T], object] = lambda _: None
     on_answer: Callable[[Any], None] = lambda _: None
+    is_idle: Callable[[], bool] = lambda: False
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _misses: dict[T, int] = field(default_factory=dict, init=False)
+
+    def look(self) -> None:
+        """Somebody may have work by now."""
+        self._news.set()
 
     async def run(self) -> None:
         """Never returns."""
         while True:
+            while self.is_idle():
+                self._news.clear()
+                await self._news.wait()
             await asyncio.sleep(self.interval_s)
             self._misses = {each: self._misses.get(each, 0) for each in self.live()}
             if self._misses:
@@ -63,15 +72,18 @@ class Probe(Generic[T]):
 
 
 def executor_probe(
-    bus: Bus, live: Callable[[], Iterable[ExecutorInfo]], on_gone: Callable[[ExecutorInfo], None]
+    bus: Bus,
+    live: Callable[[], Iterable[ExecutorInfo]],
+    on_gone: Callable[[ExecutorInfo], None],
+    is_idle: Callable[[], bool] = lambda: False,
 ) -> Probe[ExecutorInfo]:
     """``live``: those that have work of this process; others are left to their heartbeats, since nobody waits for them.
-    So is one that answers late, or not at all: it may only be busy."""
+    So is one that answers late, or not at all: it may only be busy. ``is_idle``: no executor can have any."""
 
     def subject_of(info: ExecutorInfo) -> str:
         return subjects.executor_alive(info.executor_id)
 
-    return Probe(bus, subject_of, live, on_gone, EXECUTOR_INTERVAL_S, NobodyListensError)
+    return Probe(bus, subject_of, live, on_gone, EXECUTOR_INTERVAL_S, NobodyListensError, is_idle=is_idle)
 
 
 def gateway_probe(

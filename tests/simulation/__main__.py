@@ -6,10 +6,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from multiprocessing import get_context
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.faults import report
 from tests.simulation.faults import KINDS
+from tests.simulation.jobs import outcomes
+from tests.simulation.records import Record, RecordFile
 from tests.simulation.run import Order, Outcome, faults_of, simulate
 from tests.simulation.shrink import shrunk
-from tests.simulation.totals import Totals
+from tests.simulation.totals import Totals, command_of
+from tests.simulation.traffic import MIXED, TRAFFICS
 
 HASH_SEED = "PYTHONHASHSEED"
-RUNS_PER_WORKER = 25  # then a new process takes its place
 INTERRUPTED = 130
 
 
@@ -34,9 +34,14 @@ def main(
     run_hours: Annotated[float, typer.Option(min=0.03, help="Virtual hours of one run, at most.")] = 4.0,
     seeds: Annotated[int, typer.Option(min=0, help="So many runs instead of what the hours make.")] = 0,
     faults: Annotated[str, typer.Option(help=f"Kinds, with commas between them: {', '.join(KINDS)}; or none.")] = "",
+    traffic: Annotated[str, typer.Option(help="mixed: bursts and quiet spells; busy, quiet: one of them.")] = MIXED,
     only: Annotated[str, typer.Option(help="Of one seed, only the faults with these numbers, as 3,7,12.")] = "",
-    workers: Annotated[int, typer.Option(min=1, help="Processes that simulate.")] = 1,
-    log: Annotated[Path | None, typer.Option(help="File for the log of a single run.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, each in a process.")] = 1,
+    log: Annotated[Path | None, typer.Option(help="File for the logs, of one run after the other.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File that each run adds a line to. Those in it count, and are not run again."),
+    ] = None,
     shrink: Annotated[bool, typer.Option(help="Look for fewer faults that break the same seed.")] = False,
     keep_going: Annotated[bool, typer.Option(help="Go on with further seeds where one is wrong.")] = False,
     progress: Annotated[bool, typer.Option(help="Show how far it is.")] = True,
@@ -47,20 +52,31 @@ def main(
     kinds = tuple(KINDS) if not faults else () if faults == "none" else tuple(faults.split(","))
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(KINDS)}")
+    if traffic not in TRAFFICS:
+        raise typer.BadParameter(f"{traffic}: choose from {', '.join(TRAFFICS)}")
     num_runs = seeds or max(1, round(hours / run_hours))
     each_hours = run_hours if seeds or hours >= run_hours else hours
     numbers = tuple(int(number) for number in only.split(",") if number.strip()) if only else None
-    orders = [Order(number, each_hours, kinds, numbers) for number in range(seed, seed + num_runs)]
+    orders = [Order(number, each_hours, kinds, numbers, traffic) for number in range(seed, seed + num_runs)]
     totals, start_s = Totals(), time.monotonic()
+    file = None if out is None else RecordFile(out)
+    done = [] if file is None else list(file.read())
+    for record in done:
+        totals.add(record)
+    known = {record.order for record in done}
+    left = [order for order in orders if order not in known]
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.default_int_handler)  # also where it runs in the background
     try:
-        with _shown(console, num_runs, progress) as advance:
-            for outcome in _outcomes(orders, workers, log):
-                totals.add(outcome)
+        with _shown(console, len(left), progress) as advance, closing(_outcomes(left, jobs, log)) as found:
+            for outcome in found:
+                record = Record.of(outcome)
+                totals.add(record)
+                if file is not None:
+                    file.add(record)
                 advance()
                 if outcome.violations:
-                    _tell(console, outcome)
+                    report.show_violations(console, outcome.violations, outcome.events)
                     if not keep_going:
                         break
     except KeyboardInterrupt:
@@ -80,35 +96,14 @@ def main(
     raise typer.Exit(bool(totals.wrong))
 
 
-def command_of(order: Order) -> str:
-    """That runs it again."""
-    words = [f"python -m tests.simulation --seed {order.seed} --hours {order.hours:g} --run-hours {order.hours:g}"]
-    if order.faults == ():
-        words.append("--faults none")
-    elif order.kinds != tuple(KINDS):
-        words.append(f"--faults {','.join(order.kinds) or 'none'}")
-    if order.faults:
-        words.append(f"--only {','.join(map(str, order.faults))}")
-    return " ".join(words)
-
-
-def _outcomes(orders: Sequence[Order], workers: int, log: Path | None) -> Iterator[Outcome]:
-    """As they come."""
-    if len(orders) == 1 or workers == 1:
-        for order in orders:
-            if log is None:
-                yield simulate(order)
-            else:
-                with log.open("a" if len(orders) > 1 else "w", encoding="utf-8") as file:
-                    yield simulate(order, file)
+def _outcomes(orders: Sequence[Order], jobs: int, log: Path | None) -> Generator[Outcome, None, None]:
+    """As they come; with a log one after the other, in this process."""
+    if log is None:
+        yield from outcomes(orders, jobs)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=RUNS_PER_WORKER) as pool:
-        running = [pool.submit(simulate, order) for order in orders]
-        try:
-            for ended in as_completed(running):
-                yield ended.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    with log.open("w", encoding="utf-8") as file:
+        for order in orders:
+            yield simulate(order, file)
 
 
 @contextmanager
@@ -117,12 +112,6 @@ def _shown(console: Console, num_runs: int, shows: bool) -> Iterator[Callable[[]
     with Progress(*columns, console=console, disable=not shows) as bar:
         task = bar.add_task("seeds", total=num_runs)
         yield lambda: bar.advance(task)
-
-
-def _tell(console: Console, outcome: Outcome) -> None:
-    """A seed that is wrong: its faults, what clients saw, and how to run it again."""
-    report.show_violations(console, outcome.violations, outcome.events)
-    console.print(f"[red]seed {outcome.order.seed} is wrong[/red]: {command_of(outcome.order)}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """An event loop in virtual time: where nothing is ready its clock stands at once at the next timer."""
 
 import asyncio
-import contextvars
 import gc
-import heapq
 import logging
 import sys
 from asyncio import base_events, events
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context, copy_context
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from tests.simulation.process import CURRENT, Process
@@ -18,7 +18,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 TICK_S = 1e-6  # a timer takes at least so long: one that is set anew again and again does not stop time
-TURNS_BETWEEN_COLLECTIONS = 200_000  # of garbage, so that finalizers run at the same moments of each run
+TURNS_BETWEEN_COLLECTIONS = 500_000  # of garbage, so that finalizers run at the same moments of each run
 
 
 class Stuck(Exception):
@@ -28,19 +28,14 @@ class Stuck(Exception):
 class VirtualHandle(events.Handle):
     """Without what asyncio's own does for debugging, which is most of what it does."""
 
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: asyncio.AbstractEventLoop,
-        context: contextvars.Context | None,
-    ) -> None:
+    __slots__ = ()
+    _repr = _source_traceback = None
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
         self._callback: Any = callback
         self._args: Any = args
-        self._loop = loop
-        self._context = contextvars.copy_context() if context is None else context
+        self._context = copy_context() if context is None else context
         self._cancelled = False
-        self._repr = self._source_traceback = None
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -50,6 +45,7 @@ class VirtualHandle(events.Handle):
 class VirtualTimer(VirtualHandle, events.TimerHandle):
     """Whether it was cancelled is seen when it is due."""
 
+    __slots__ = ()
     _when: float
 
 
@@ -58,7 +54,7 @@ class VirtualTask(asyncio.Task[T]):
 
     def __init__(self, *args: Any, number: int, **kwargs: Any) -> None:
         self.number = number
-        context: contextvars.Context | None = kwargs.get("context")
+        context: Context | None = kwargs.get("context")
         self.process = CURRENT.get(None) if context is None else context.get(CURRENT)
         super().__init__(*args, **kwargs)
 
@@ -123,29 +119,29 @@ class VirtualLoop(base_events.BaseEventLoop):
         return self._next_number
 
     def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> events.Handle:
-        handle = VirtualHandle(callback, args, self, context)
+        handle = VirtualHandle(callback, args, context)
         self._ready.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> events.TimerHandle:
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> events.TimerHandle:
         soonest_s = self._now_s + TICK_S
-        timer = VirtualTimer(callback, args, self, context)
-        timer._when = when if when > soonest_s else soonest_s
-        self._next_timer += 1
-        heapq.heappush(self._timers, (timer._when, self._next_timer, timer))
+        timer = VirtualTimer(callback, args, context)
+        timer._when = when = when if when > soonest_s else soonest_s
+        self._next_timer = number = self._next_timer + 1
+        heappush(self._timers, (when, number, timer))
         return timer
 
     def call_soon_threadsafe(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> events.Handle:
         return self.call_soon(callback, *args, context=context)
 
@@ -180,32 +176,33 @@ class VirtualLoop(base_events.BaseEventLoop):
         timers = self._timers
         if not ready:
             while timers and timers[0][2]._cancelled:
-                heapq.heappop(timers)
+                heappop(timers)
             if not timers:
                 raise Stuck(f"nothing happens any more after {self._now_s:.3f} s")
             self._now_s = now_s = max(self._now_s, timers[0][0])
             while timers and timers[0][0] <= now_s:
-                timer = heapq.heappop(timers)[2]
+                timer = heappop(timers)[2]
                 if not timer._cancelled:
                     ready.append(timer)
         for _ in range(len(ready)):
             if not ready:  # those of a process that was killed meanwhile are gone
                 return
             handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            context = handle._context
-            process = context.get(CURRENT)
-            if process is None or process.state == "running" or process.admits(handle):
-                try:
-                    context.run(handle._callback, *handle._args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    self.call_exception_handler({"message": "a callback failed", "exception": error, "handle": handle})
+            if not handle._cancelled:
+                process = handle._context.get(CURRENT)
+                if process is None or process.state == "running" or process.admits(handle):
+                    self._call(handle)
         self.num_turns += 1
         if self.num_turns % TURNS_BETWEEN_COLLECTIONS == 0:
             self.on_collect()
+
+    def _call(self, handle: Any) -> None:
+        try:
+            handle._context.run(handle._callback, *handle._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": "a callback failed", "exception": error, "handle": handle})
 
     def resume(self, process: Process) -> None:
         """What was held back of it is ready now."""
@@ -228,7 +225,7 @@ class VirtualLoop(base_events.BaseEventLoop):
             ready.extend(others)
             for handle in own:
                 if not handle._cancelled:
-                    handle._run()
+                    self._call(handle)
 
     def forget_tasks(self) -> None:
         """Close it. Tasks of dead processes never end: whatever they do when they are collected is of no interest."""

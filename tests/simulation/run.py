@@ -33,7 +33,7 @@ from tests.simulation.loop import VirtualLoop
 from tests.simulation.services import files_read_once
 from tests.simulation.setup import Pace, Setup, draw_setup
 from tests.simulation.takeover import taken_over
-from tests.simulation.traffic import Traffic
+from tests.simulation.traffic import MIXED, Traffic
 from tests.simulation.world import World
 
 T = TypeVar("T")
@@ -45,12 +45,14 @@ processor_s = time.process_time
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What to run. ``faults``: the numbers of those that are done, None for all; ``kinds``: of faults."""
+    """What to run. ``faults``: the numbers of those that are done, None for all; ``kinds``: of faults; ``traffic``: one
+    of TRAFFICS."""
 
     seed: int
     hours: float = 1.0
     kinds: tuple[str, ...] = tuple(KINDS)
     faults: tuple[int, ...] | None = None
+    traffic: str = MIXED
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Outcome:
 def faults_of(order: Order) -> list[Fault]:
     """That are done to it. Those of a shorter run of the same seed are the first of a longer one's."""
     seed, until_s = str(order.seed), order.hours * 3600.0
-    traffic, mean_s = Traffic.draw(seed, 0.0, until_s), Pace().fault_s
+    traffic, mean_s = Traffic.draw(order.traffic, seed, 0.0, until_s), Pace().fault_s
     drawn = draw_faults(seed, draw_setup(seed), traffic, BEGIN_S, until_s - CALM_S, mean_s, order.kinds)
     return only(drawn, order.faults)
 
@@ -87,7 +89,8 @@ def simulate(order: Order, log: TextIO | None = None) -> Outcome:
     summary, events = Summary(), list[Event]()
 
     async def run(folder: Path) -> float:
-        world = World(seed, draw_setup(seed), Pace(), model_path(), folder, Traffic.draw(seed, 0.0, until_s))
+        traffic = Traffic.draw(order.traffic, seed, 0.0, until_s)
+        world = World(seed, draw_setup(seed), Pace(), model_path(), folder, traffic)
         try:
             await world.begin()
             questions = short_questions()

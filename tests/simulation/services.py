@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import llguidance
+from llguidance import LLTokenizer
 
 from services.executor.engines.factory import load_sim
 from services.executor.service import ExecutorService
@@ -124,10 +127,22 @@ MAKERS = {
 
 @contextmanager
 def files_read_once() -> Iterator[None]:
-    """A tokenizer takes longer to read than a service to start, and does not change."""
-    once = functools.cache(Tokenizer.from_folder)
-    digest_once = functools.cache(tokenizer_digest)
+    """By this interpreter: a tokenizer takes longer to read than a service to start, and does not change."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(Tokenizer, "from_folder", lambda path: once(str(path))))
-        stack.enter_context(patch("services.offline_queue.__main__.tokenizer_digest", digest_once))
+        stack.enter_context(patch.object(Tokenizer, "from_folder", lambda path: _tokenizer(str(path))))
+        stack.enter_context(patch("services.offline_queue.__main__.tokenizer_digest", _digest))
+        stack.enter_context(patch.object(llguidance, "LLTokenizer", _tokenizer_of_grammars))
         yield
+
+
+_tokenizer = functools.cache(Tokenizer.from_folder)
+_digest = functools.cache(tokenizer_digest)
+
+
+def _tokenizer_of_grammars(source: str, vocab_size: int | None = None, eos_token: Sequence[int] | None = None) -> Any:
+    return _made_once(source, vocab_size, None if eos_token is None else tuple(eos_token))
+
+
+@functools.cache
+def _made_once(source: str, vocab_size: int | None, eos_token: tuple[int, ...] | None) -> LLTokenizer:
+    return LLTokenizer(source, vocab_size, None if eos_token is None else list(eos_token))

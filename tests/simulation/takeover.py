@@ -62,3 +62,4 @@ def _collected_by(loop: VirtualLoop) -> Iterator[None]:
         yield
     finally:
         gc.enable()
+        gc.unfreeze()  # the loop was there before: what hangs together with what is frozen is never collected

@@ -1,7 +1,7 @@
 """What the command says of a run."""
 
-from tests.simulation.__main__ import command_of
 from tests.simulation.run import Order
+from tests.simulation.totals import command_of
 
 
 def test_a_run_is_told_by_the_command_that_runs_it_again() -> None:
@@ -10,3 +10,4 @@ def test_a_run_is_told_by_the_command_that_runs_it_again() -> None:
     assert command_of(Order(7, 0.5, ("kill", "cut"), (3, 9))) == f"{told} --faults kill,cut --only 3,9"
     assert command_of(Order(7, 0.5, ())) == f"{told} --faults none"
     assert command_of(Order(7, 0.5, faults=())) == f"{told} --faults none"
+    assert command_of(Order(7, 0.5, traffic="busy")) == f"{told} --traffic busy"

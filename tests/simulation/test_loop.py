@@ -1,7 +1,9 @@
 """The loop's time, and whose callbacks it runs."""
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -26,6 +28,19 @@ def test_a_year_passes_at_once() -> None:
         return _loop().time()
 
     assert _run(main) == 365 * 24 * 3600.0
+
+
+def test_nothing_of_a_run_stays() -> None:
+    """Not even where it was killed in the midst of something."""
+
+    async def main() -> weakref.ref[VirtualLoop]:
+        _process(lambda: _ticking([]))
+        await asyncio.sleep(2.5)
+        return weakref.ref(_loop())
+
+    loop = _run(main)
+    gc.collect()
+    assert loop() is None
 
 
 def test_what_would_run_in_a_thread_takes_a_moment() -> None:

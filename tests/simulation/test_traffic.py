@@ -1,10 +1,11 @@
 """Bursts and quiet spells."""
 
+import math
 import random
 
 import pytest
 
-from tests.simulation.traffic import BURSTS_S, QUIET_TIMES, SPELLS_S, Traffic
+from tests.simulation.traffic import BURSTS_S, BUSY, MIXED, QUIET, QUIET_TIMES, SPELLS_S, Traffic
 
 
 def test_bursts_and_quiet_spells_follow_each_other() -> None:
@@ -16,11 +17,20 @@ def test_bursts_and_quiet_spells_follow_each_other() -> None:
 
 def test_a_short_run_is_one_burst() -> None:
     for seed in range(20):
-        assert not Traffic.draw(str(seed), 30.0, 30.0 + min(BURSTS_S)).quiet_s(60.0)
+        assert not Traffic.draw(MIXED, str(seed), 30.0, 30.0 + min(BURSTS_S)).quiet_s(60.0)
+
+
+def test_a_run_may_be_all_busy_or_all_quiet() -> None:
+    busy, quiet = (Traffic.draw(kind, "3", 0.0, 3600.0) for kind in (BUSY, QUIET))
+    assert not any(busy.quiet_s(at_s) for at_s in (0.0, 1800.0, 3599.0))
+    assert all(quiet.quiet_s(at_s) == math.inf for at_s in (0.0, 1800.0, 3599.0))
+    rng = random.Random(7)
+    waits_s = [quiet.next_fault_s(100.0, 10.0, rng) - 100.0 for _ in range(2000)]
+    assert sum(waits_s) / len(waits_s) == pytest.approx(10.0 * QUIET_TIMES, rel=0.1)
 
 
 def test_most_of_a_long_run_is_quiet() -> None:
-    traffic = Traffic.draw("3", 0.0, 1e6)
+    traffic = Traffic.draw(MIXED, "3", 0.0, 1e6)
     share = sum(traffic.quiet_s(float(at_s)) > 0 for at_s in range(0, 1_000_000, 100)) / 10_000
     expected = sum(SPELLS_S) / len(SPELLS_S)
     assert share == pytest.approx(expected / (expected + sum(BURSTS_S) / len(BURSTS_S)), abs=0.03)

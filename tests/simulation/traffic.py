@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 BURSTS_S = (60.0, 120.0, 240.0)
 SPELLS_S = (600.0, 1800.0, 3600.0, 7200.0)
 QUIET_TIMES = 60.0  # as long pauses, of clients and between faults, in a quiet spell
+MIXED, BUSY, QUIET = TRAFFICS = ("mixed", "busy", "quiet")
 
 
 class Traffic:
@@ -19,8 +21,10 @@ class Traffic:
         self._ends_s = list(ends_s)
 
     @classmethod
-    def draw(cls, seed: str, from_s: float, until_s: float) -> Traffic:
-        """It begins with a burst."""
+    def draw(cls, kind: str, seed: str, from_s: float, until_s: float) -> Traffic:
+        """Of a kind of TRAFFICS: bursts and spells, of which a burst is the first; one burst; or one spell."""
+        if kind != MIXED:
+            return cls([] if kind == BUSY else [from_s, math.inf])
         rng, ends_s = random.Random(f"{seed}:traffic"), [from_s]
         while ends_s[-1] < until_s:
             ends_s.append(ends_s[-1] + rng.choice(SPELLS_S if len(ends_s) % 2 == 0 else BURSTS_S))

@@ -105,7 +105,8 @@ class HandoverDesk:
             self._pulling.forget_ended()
             if tick % TRY_AGAIN_TICKS == 0:
                 self._replica.handovers.push_again()
-            self._loop.wake()
+            if self._may_have_something_to_do():
+                self._loop.wake()
 
     async def settle(self) -> None:
         """Nothing leaves or comes from here on; what is on its way has a while to arrive, on whichever side."""
@@ -179,6 +180,11 @@ class HandoverDesk:
             self._loop.wake()
 
     # Beside the steps
+
+    def _may_have_something_to_do(self) -> bool:
+        """Between steps, also where nobody has said anything."""
+        pulls = self.acting is Role.STRICT and self._info().strategy.pulls
+        return pulls or self._replica.has_work or bool(self._taking.num_under_way)
 
     def _before_packing(self, entries: list[ScheduledRequest]) -> None:
         """After a step of these ``entries``, or where there is news."""

@@ -81,7 +81,7 @@ class FlexTracker(Tracker[FlexGeneration]):
         replaces = generation.wire_id if generation.attempt else ""
         request, sender = generation.next_attempt(self._gateway_id), generation.sender
         message = FlexSubmit(request, sender.client_id, sender.client_weight, replaces, len(generation.crashes))
-        self._live[generation.wire_id] = generation
+        self._hold(generation)
         return (await self._bus.request(self._of_model.flex, message, FlexAnswer)).refusal
 
     async def _drop(self, generation: FlexGeneration) -> None:
@@ -98,6 +98,9 @@ class FlexTracker(Tracker[FlexGeneration]):
     async def _tend(self) -> None:
         """Keep the offline-queue's interest alive, and learn what it knows no more."""
         while True:
+            while not self._live:
+                self._has_live.clear()
+                await self._has_live.wait()
             await asyncio.sleep(HOLD_PERIOD_S)
             check_cancelled()
             if not self._live:

@@ -59,7 +59,7 @@ class OnlineTracker(Tracker[OnlineGeneration]):
         self._live.pop(generation.wire_id, None)
         message = generation.next_attempt(self._gateway_id)
         generation.route, generation.place = route, (route.target.executor_id, route.target.epoch)
-        self._live[generation.wire_id] = generation
+        self._hold(generation)
         self._reporter.started(generation)
         await self._bus.publish(subjects.inbox(route.target.executor_id), message)
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
@@ -53,6 +54,8 @@ class Tracker(ABC, Generic[G]):
         self._metrics = metrics
         self._tracing = tracing
         self._live: dict[str, G] = {}  # wire id -> request
+        self._has_live = asyncio.Event()  # set when one becomes live
+        self.on_live: list[Callable[[], None]] = []  # each is called then
         self._to_resume: asyncio.Queue[G] = asyncio.Queue()  # each live request at most once
         self._suspects: asyncio.Queue[G] = asyncio.Queue()  # so are these
         self._taken: Subscription
@@ -154,6 +157,13 @@ class Tracker(ABC, Generic[G]):
     def _progress(self, generation: G, num_tokens: int, now_s: float) -> None:
         """So many tokens of it arrived; ``last_token_s`` is still that of the ones before."""
         self._metrics.tokens(generation, now_s, num_tokens)
+
+    def _hold(self, generation: G) -> None:
+        """It is live from here on."""
+        self._live[generation.wire_id] = generation
+        self._has_live.set()
+        for tell in self.on_live:
+            tell()
 
     def _forget(self, generation: G) -> None:
         """It is live no more."""

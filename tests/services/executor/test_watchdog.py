@@ -4,7 +4,7 @@ import asyncio
 import os
 import select
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from services.executor.engines.sim import SimEngine
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
+from services.executor.watchdog import TICK_S, LaunchedStep, Watchdog
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import EngineLostError
@@ -23,10 +24,13 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.services import ServiceStatus
 from shared.protocol.tokens import StepTokens
+from shared.replica.engine import StepBatch
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
 from tests.services.gateway.gateway_rig import GatewayRig
 from tests.services.gateway.live.test_failover import SLOW, Stream, undisturbed
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.run import in_virtual_time
 
 COEFFICIENTS = LinearCoefficients((1000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))  # a second for a step
 HANGING_EXECUTOR = """
@@ -139,3 +143,34 @@ async def test_a_slow_step_is_ended_unless_it_was_predicted(
     await service.stop()
     engine.close()
     await own_bus.close()
+
+
+def test_while_no_step_runs_it_looks_at_nothing_and_it_sees_each_that_begins() -> None:
+    """In virtual time."""
+    timeout_s = 4.0
+
+    async def watch() -> tuple[int, float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        running: list[LaunchedStep] = []
+        watchdog = Watchdog(lambda: running[0] if running else None, lambda _: 1.0, timeout_s)
+        watching = asyncio.create_task(watchdog.run())
+        before = loop.num_turns
+        await asyncio.sleep(1e6)
+        num_turns, batch = loop.num_turns - before, StepBatch(1, [])
+        for _ in range(2):
+            running.append(LaunchedStep(batch, Future(), loop.create_future(), loop.time()))
+            watchdog.step_began()
+            await asyncio.sleep(timeout_s / 2)
+            running.clear()
+            await asyncio.sleep(1e6)
+        running.append(LaunchedStep(batch, Future(), loop.create_future(), loop.time()))
+        watchdog.step_began()
+        since_s = loop.time()
+        with pytest.raises(EngineLostError):
+            await watching
+        return num_turns, loop.time() - since_s
+
+    num_turns, hung_s = in_virtual_time("1", watch)[0]
+    assert num_turns < 10
+    assert timeout_s <= hung_s <= timeout_s + 2 * TICK_S

@@ -10,7 +10,7 @@ import uvloop
 
 from shared.bus import Bus
 from shared.bus.objects import CHUNKS, STREAM
-from shared.bus.streams import FETCH_BYTES
+from shared.bus.pulls import FETCH_BYTES
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects

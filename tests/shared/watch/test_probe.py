@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
@@ -9,8 +10,9 @@ from shared.bus import Bus
 from shared.errors import NobodyListensError, NoResponderError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.watch.probe import Probe, executor_probe
+from shared.watch.probe import EXECUTOR_INTERVAL_S, Probe, executor_probe
 from tests.services.gateway.live.test_tracker import Front, Peer, alive, front, peer
+from tests.simulation.run import in_virtual_time
 
 __all__ = ["front", "peer"]
 
@@ -63,3 +65,30 @@ async def test_one_that_does_not_answer_is_left_to_its_heartbeats(
     with pytest.raises(NobodyListensError):
         await bus.request(subjects.executor_alive("executor-1"), None, object)
     never.set()
+
+
+def test_while_there_is_no_work_it_looks_for_nobody() -> None:
+    """In virtual time."""
+    looks, work = list[float](), list[str]()
+
+    async def main() -> None:
+        now_s = asyncio.get_running_loop().time
+
+        def live() -> list[ExecutorInfo]:
+            looks.append(now_s())
+            return []
+
+        probe = executor_probe(cast(Bus, None), live, lambda _: None, lambda: not work)
+        running = asyncio.create_task(probe.run())
+        await asyncio.sleep(1000.0)
+        probe.look()  # there is none after all
+        await asyncio.sleep(1000.0)
+        work.append("a request")
+        probe.look()
+        await asyncio.sleep(3.5 * EXECUTOR_INTERVAL_S)
+        work.clear()
+        await asyncio.sleep(1000.0)
+        running.cancel()
+
+    in_virtual_time("1", main)
+    assert looks == [2000.0 + count * EXECUTOR_INTERVAL_S for count in (1, 2, 3, 4)]

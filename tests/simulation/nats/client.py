@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SCHEME = "memory"
 COMMAND_BYTES = 16  # of a command on the wire, about, besides what it carries
 
+NOT_READING = (FencedClient.CLOSED, FencedClient.RECONNECTING)
+
 Headers = dict[str, str]
 
 
@@ -260,37 +262,38 @@ class MemoryClient(FencedClient):
     def on_message(
         self, session: Session, sid: int, subject: str, reply: str, data: bytes, headers: Headers | None
     ) -> None:
-        if session is not self._session or self.is_closed or self.is_reconnecting:
+        if session is not self._session or self._status in NOT_READING:
             return
+        sub = self._subs.get(sid)
         if self._reader is not None:
             self._unread.append((sid, subject, reply, data, headers))
             return
-        sub = self._subs.get(sid)
         if sub is not None and sub._jsi:  # a push consumer's: nats-py may ask the server meanwhile
             self._unread.append((sid, subject, reply, data, headers))
             self._reader = asyncio.get_running_loop().create_task(self._read())
             return
-        self.stats["in_msgs"] += 1
-        self.stats["in_bytes"] += len(data)
+        stats = self.stats
+        stats["in_msgs"] += 1
+        stats["in_bytes"] += len(data)
         if sub is None:
             return
         sub._received += 1
         if 0 < sub._max_msgs <= sub._received:
             self._subs.pop(sid, None)
-        msg = self.msg_class(self, subject, reply, data, dict(headers) if headers else None, _sid=sid)
+        msg = self.msg_class(self, subject, reply, data, dict(headers) if headers else None, None, False, sid)
         future = sub._future
         if future is not None:
             if not future.done():
                 future.set_result(msg)
             return
-        limit = sub._pending_bytes_limit
+        limit, waiting = sub._pending_bytes_limit, sub._pending_queue
         is_too_much = 0 < limit <= sub._pending_size + len(data)
-        if is_too_much or sub._pending_queue.full():
+        if is_too_much or waiting.full():
             error = nats.errors.SlowConsumerError(subject=subject, reply=reply, sid=sid, sub=sub)
             self._begin(self._error_cb(error))
             return
         sub._pending_size += len(data)
-        sub._pending_queue.put_nowait(msg)
+        waiting.put_nowait(msg)
 
     def on_pong(self, session: Session) -> None:
         if session is self._session and self._pongs:

@@ -69,7 +69,7 @@ class Pipe:
         if way.latency_s or way.jitter_s:
             due_s = self._loop.time() + way.latency_s
             if way.jitter_s:
-                due_s += self._rng.uniform(0.0, way.jitter_s)
+                due_s += way.jitter_s * self._rng.random()
         if under_way and under_way[-1][0] > due_s:
             due_s = under_way[-1][0]
         under_way.append((due_s, num_bytes, handler, arguments))

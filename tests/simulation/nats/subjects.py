@@ -88,11 +88,9 @@ class Listeners(Generic[L]):
         """(those alone, those of each queue group)"""
         found = self._cache.get(subject)
         if found is None:
-            found = self._find(subject)
-            if not subject.startswith("_INBOX."):  # one that comes once
-                if len(self._cache) >= CACHED:
-                    self._cache.clear()
-                self._cache[subject] = found
+            if len(self._cache) >= CACHED:
+                self._cache.clear()
+            found = self._cache[subject] = self._find(subject)
         return found
 
     def __contains__(self, subject: str) -> bool:

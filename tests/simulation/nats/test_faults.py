@@ -11,11 +11,12 @@ from hypothesis import Phase, given, settings
 from nats.js.api import StreamConfig
 
 from shared.bus import Bus
-from shared.bus.streams import BEAT_S, FETCH_WAIT_S, LATE_S, NEXT_API
-from shared.errors import BusError, NoResponderError
+from shared.bus.pulls import BEAT_S, FETCH_WAIT_S, LATE_S, NEXT_API
+from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.nats import MemoryServer
 from tests.simulation.nats.client import MemoryClient
+from tests.simulation.nats.jetstream import errors
 from tests.simulation.nats.operations import Operation, Player, runs
 
 T = TypeVar("T")
@@ -320,3 +321,14 @@ async def test_a_follower_whose_question_was_lost_asks_again(server: MemoryServe
     await (await one.bucket("test", int)).put("b", 2)
     await until(lambda: heard_keys == ["a", "b"], 2 * (BEAT_S + LATE_S))
     following.cancel()
+
+
+@in_virtual_time
+async def test_an_error_that_is_answered_keeps_nothing(server: MemoryServer, one: Bus, two: Bus) -> None:
+    bucket = await one.bucket("test", int)
+    for _ in range(3):
+        with pytest.raises(NotFoundOnBusError):
+            await bucket.get("a")
+        with pytest.raises(ConflictError):
+            await bucket.update("a", 1, 7)
+    assert errors.NO_MESSAGE.__traceback__ is None

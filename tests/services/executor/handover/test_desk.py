@@ -379,3 +379,23 @@ async def test_a_taker_that_stops_answers_what_it_was_offered(
     await gateway.until_ended(len(requests()))
     assert gateway.outputs == expected
     await pools.until_idle()
+
+
+async def test_who_has_nothing_to_do_is_not_woken(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the strict one, which asks the others for requests."""
+    await pools.until_idle()
+    woken = dict.fromkeys(("relaxed", "strict"), 0)
+
+    def counted(name: str, executor: ExecutorService) -> None:
+        wake = executor._loop.wake
+
+        def count() -> None:
+            woken[name] += 1
+            wake()
+
+        monkeypatch.setattr(executor._loop, "wake", count)
+
+    counted("relaxed", pools.relaxed)
+    counted("strict", pools.strict)
+    await until(lambda: woken["strict"] >= 3)
+    assert woken["relaxed"] == 0

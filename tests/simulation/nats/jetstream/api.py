@@ -84,7 +84,7 @@ class Api:
         try:
             answer |= method(tokens[length:], _parsed(data))
         except ApiError as error:
-            answer |= {"error": error.as_dict()} | EMPTY.get(name, {})
+            answer |= {"error": error.forgotten().as_dict()} | EMPTY.get(name, {})
         if reply:
             self._jetstream.deliver(reply, reply, "", json.dumps(answer, separators=(",", ":")).encode(), None)
         return True

@@ -1,6 +1,7 @@
 """JetStream's errors, by the names that nats-server gives them."""
 
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +11,10 @@ class ApiError(Exception):
     code: int
     err_code: int
     description: str
+
+    def forgotten(self) -> Self:
+        """Where it was raised: one that is raised again and again would keep every frame of every time."""
+        return self.with_traceback(None)
 
     def as_dict(self) -> dict[str, object]:
         return {"code": self.code, "err_code": self.err_code, "description": self.description}

@@ -64,7 +64,7 @@ class JetStream:
         try:
             sequence, is_known = stream.publish(subject, headers, data)
         except ApiError as error:
-            answer = json.dumps({"error": error.as_dict(), "stream": stream.name, "seq": 0})
+            answer = json.dumps({"error": error.forgotten().as_dict(), "stream": stream.name, "seq": 0})
         else:
             duplicate = ',"duplicate": true' if is_known else ""
             answer = f'{{"stream":"{stream.name}","seq":{sequence}{duplicate}}}'
