@@ -30,7 +30,7 @@ STRATEGY = "strategy"  # its table
 # Else needed by a service that is started by itself.
 SET_BY_UP = ("model_path", "model_name", "executor_id", "other_models")
 NAME = "name"  # of a model in the stack
-EACH_MODELS = ("model", "served_model_name")  # that no two models have the same
+EACH_MODELS = ("model", "served_model_name", "lora_modules")  # that no two models have the same
 OF_MODELS = (  # of [stack], in a model's own table
     *(*EACH_MODELS, "generation_config", "engine", "executors", "strict", "threads", "kv_blocks"),
     *("vllm_attention", "sim_model", "sim_device", "slo"),

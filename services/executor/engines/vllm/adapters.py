@@ -19,7 +19,7 @@ def lora_args(adapters: Sequence[Adapter], is_cpu: bool) -> dict[str, Any]:
     """Of EngineArgs; empty without adapters, which leaves the model's layers as they are."""
     if not adapters:
         return {}
-    # Its kernels for CPUs compute rows without an adapter with the last slot, beside rows that have one: it stays empty.
+    # On a CPU its kernels compute rows without an adapter with the last slot, where others have one: it stays empty.
     num_slots = len(adapters) + is_cpu
     return {
         "enable_lora": True,
@@ -33,7 +33,8 @@ def lora_args(adapters: Sequence[Adapter], is_cpu: bool) -> dict[str, Any]:
 def held_rank(adapters: Sequence[Adapter]) -> int:
     """What all of them have room in: vLLM knows some ranks only."""
     rank = max(each.rank for each in adapters)
-    return min(each for each in get_args(MaxLoRARanks) if each >= rank)
+    known: tuple[int, ...] = get_args(MaxLoRARanks)
+    return min(each for each in known if each >= rank)
 
 
 def lora_requests(folders: Mapping[str, str]) -> dict[str, LoRARequest]:
