@@ -95,8 +95,8 @@ def stack_options(given: Mapping[str, Any], config: str | None, environ: Mapping
         if setting.name in EACH_MODELS and (setting.name in given or environ.get(setting.variable)):
             where = setting.flag if setting.name in given else setting.variable
             raise ConfigError(f"{where}: {file.path} has [[{MODELS}]]; say there what each of them is")
-    each = [_options_of_model(given, file, index, environ) for index in range(len(file.models))]
     try:
+        each = [_options_of_model(given, file, index, environ) for index in range(len(file.models))]
         options = msgspec.structs.replace(each[0], others=tuple(each[1:]))
         options.require_models_apart()
         return options
