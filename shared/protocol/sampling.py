@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.bounds import Amount, Count, Finite, Positive, Share, TokenId, Weight
-from shared.scheduling.kv.block_hash import KVScope
+from shared.scheduling.kv.block_hash import KVScope, kv_scope
 
 SEED_BITS = 63
 CHOICE_STRIDE = 0x1E3779B97F4A7C15  # of a Weyl sequence: the seeds of nearby requests do not meet
@@ -70,7 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def kv_scope(self) -> KVScope:
         """Of its prompt."""
-        return KVScope(self.prompt_logprobs, self.adapter)
+        return kv_scope(self.prompt_logprobs, self.adapter)
 
     @property
     def ends_at_limit(self) -> bool:

@@ -78,6 +78,7 @@ def test_all_are_listed_with_what_they_belong_to(stack: LocalStack, client: open
     assert client.models.retrieve("org/chat").id == "org/chat"
     beats = {beat["info"]["spec"]["model"]: beat["info"]["spec"] for beat in stack.wait_healthy()["executors"]}
     assert beats["smollm2-135m-instruct"]["adapters"] == ["sql", "org/chat"] and beats["other"]["adapters"] == []
+    assert "\n  adapters sql, org/chat\n" in stack.run("status").stdout
 
 
 def test_each_endpoint_takes_them(stack: LocalStack, client: openai.OpenAI) -> None:

@@ -1,6 +1,7 @@
 """What a full block of KV is known by, everywhere: a hash of its tokens and of all tokens before them."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
 from struct import Struct
@@ -28,6 +29,12 @@ class KVScope(NamedTuple):
 
 
 PLAIN = KVScope()
+
+
+@lru_cache(maxsize=256)
+def kv_scope(num_top: int | None, adapter: str) -> KVScope:
+    """The same object for all that are alike: each of many waiting requests has one."""
+    return KVScope(num_top, adapter) if adapter or num_top is not None else PLAIN
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:

@@ -143,6 +143,7 @@ def test_a_waiting_request_is_kept_as_it_is(name: str) -> None:
     request = make_request("a", 33, kind=Kind.OFFLINE, adapter=name)
     packed = PackedRequest.of(request)
     assert packed.unpack() == request and packed.scope == KVScope(None, name)
+    assert packed.scope is PackedRequest.of(replace(request, request_id="b")).scope, "one for all of them"
     assert (packed.prompt == pack_tokens(request.prompt_token_ids)) is not bool(name)
     assert marked(marked(packed.prompt, "chat"), "chat") == packed.prompt
     assert marked(b"", "sql") == b""
