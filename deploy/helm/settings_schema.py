@@ -28,7 +28,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 }
 OF_BOTH = "strategy"  # a table that has a place of its own
 SET_BY_CHART = {
-    *("nats", "log_level", "model_path", "model_name", "other_models", "slo", "cache_dir"),
+    *("nats", "log_level", "model_path", "model_name", "lora_modules", "other_models", "slo", "cache_dir"),
     *("host", "port", "drain_s", "api_key"),  # of the gateway
     *("executor_id", "role", "engine", "device", "tensor_parallel", "drain_on_stop_s"),  # of an executor
 }

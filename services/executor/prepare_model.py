@@ -10,7 +10,6 @@ import fcntl
 import importlib.util
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -19,9 +18,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from services.executor.adapters import prepare_adapters
 from services.executor.engines.vllm.architectures import served_architectures
 from services.executor.gguf_file import GgufFile
 from services.executor.gguf_model import Progress, convert
+from services.executor.hub import HUB_ID, cached, fetch
 from shared.errors import ModelError
 from shared.text.model_folder import read_json
 
@@ -29,7 +30,6 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 RECIPE = 1  # raised when a conversion writes something else than before
 MANIFEST = "slackwater.json"  # names each file and its size; written last
 GGUF_SUFFIX = ".gguf"
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 
 # Families that the torch engine runs whatever their sizes are.
@@ -56,7 +56,7 @@ def prepare(model: str, cache_dir: Path, progress: Progress) -> Path:
     if is_gguf(model):
         source = Path(model).expanduser().resolve()
         return _convert(source, _folder_of(source, cache_dir), progress)
-    return _fetch(model, progress)
+    return fetch(model, HUB_FILES, check_folder, progress)
 
 
 def is_gguf(model: str) -> bool:
@@ -86,7 +86,7 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
         check_folder(folder)
         return folder.resolve()
     if HUB_ID.fullmatch(model):
-        return _cached(model)
+        return cached(model, HUB_FILES, check_folder)
     raise ModelError(
         f"no model {model!r}: there is no folder {folder.absolute()}; write {', '.join(BUNDLED_MODELS)}, the path of a "
         "folder with config.json, safetensors and tokenizer.json, of a GGUF file, or a Hugging Face hub id such as "
@@ -225,38 +225,6 @@ def _bundled_file(package: str, filename: str) -> Path:
     return path
 
 
-def _cached(hub_id: str) -> Path | None:
-    """What the hub cache holds of it, where that is complete."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES), local_files_only=True))
-        check_folder(folder)
-    except HFValidationError as error:
-        raise ModelError(f"{hub_id!r} is neither a folder nor a Hugging Face hub id: {error}") from error
-    except (LocalEntryNotFoundError, ModelError):
-        return None
-    return folder
-
-
-def _fetch(hub_id: str, progress: Progress) -> Path:
-    """Network and access errors become ModelError."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    progress(f"fetching {hub_id} from the Hugging Face hub")
-    try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise ModelError(
-            f"there is no folder {hub_id} here, and cannot fetch {hub_id} from the Hugging Face hub: {why}"
-        ) from error
-    check_folder(folder)
-    return folder
-
-
 def main() -> int:
     """Exit status 1, with the reason on stderr, if the model cannot be had."""
     parser = argparse.ArgumentParser(prog="python -m services.executor.prepare_model", description=__doc__)
@@ -264,16 +232,23 @@ def main() -> int:
         "--model", default=DEFAULT_MODEL, help="bundled name, folder, GGUF file or hub id (default %(default)s)"
     )
     parser.add_argument("--engine", default="torch", help="that is to run it (default %(default)s)")
+    parser.add_argument("--lora-modules", default="", help="adapters of the model: name=path, with commas")
     parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), help="default %(default)s")
     arguments = parser.parse_args()
     try:
-        folder = prepare(arguments.model, arguments.cache_dir, lambda text: print(text, file=sys.stderr, flush=True))
+        folder = prepare(arguments.model, arguments.cache_dir, _tell)
         require_runnable(folder, arguments.engine)
-    except ModelError as error:
+        if arguments.engine != "sim":
+            prepare_adapters(arguments.lora_modules, folder, _tell)
+    except (ModelError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(folder)
     return 0
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

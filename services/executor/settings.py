@@ -10,6 +10,7 @@ from shared.latency.devices import DEVICES
 from shared.scheduling.placement.role import Role
 from shared.scheduling.step_sizes import StepSizes
 from shared.scheduling.strategy import Strategy
+from shared.settings.lora_modules import LoraModules, parse_lora_modules
 from shared.settings.setting import LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl, TraceEndpoint, choices
 
 DEFAULT_BLOCK_SIZE = 16  # tokens, but for vllm
@@ -32,6 +33,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     executor_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]+$", description="unique among executors")] = "executor-0"
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
     engine: Annotated[str, Meta(description="torch, vllm or sim", extra=choices(ENGINES))] = "torch"
+    lora_modules: LoraModules = ""
     device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
     dtype: Annotated[str, Meta(description="auto, float32, bfloat16 or float16")] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is one per core")] = 0
@@ -88,6 +90,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     sim_mean_output_tokens: Annotated[float, Meta(ge=1, description="sim engine: mean output length")] = 128.0
     strategy: Strategy = Strategy()
 
+    def __post_init__(self) -> None:
+        require_adapters_run(self.engine, self.lora_modules)
+
     @property
     def gives_sizes(self) -> bool:
         """Of a step, both."""
@@ -96,3 +101,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     def given_or(self, sizes: StepSizes) -> StepSizes:
         """Of a step."""
         return sizes.but(self.max_num_batched_tokens, self.max_num_seqs)
+
+
+def require_adapters_run(engine: str, lora_modules: str) -> None:
+    """Raises ValueError where the setting is none, or the engine runs no adapters."""
+    if parse_lora_modules(lora_modules) and engine == "torch":
+        raise ValueError("lora_modules: the torch engine runs no LoRA adapters; set engine to vllm, or leave them out")

@@ -27,7 +27,7 @@ the name that clients use, `engine` the executor's id. Requests and latencies ar
 seen at the gateway, each choice of `n` for itself; tokens, cache and queues are those of the executors, lines of
 batches too. vLLM's other series have no equivalent: a gateway does not see when a request leaves its executor's queue
 (`vllm:request_queue_time_seconds`, `vllm:request_prefill_time_seconds`, `vllm:request_inference_time_seconds`), and
-there is no LoRA, speculation or multi-modal cache to tell of.
+there is no speculation or multi-modal cache to tell of. Which LoRA adapters there are `/v1/models` says.
 """
 ANY_CONTEXT = 1_000_000_000
 TOKENS = "1, 2, 5, 10 and so on, up to the model's context"

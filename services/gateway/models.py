@@ -97,7 +97,7 @@ class Models:
 
     def __init__(self, models: Sequence[GatewayModel]) -> None:
         self._models = list(models)
-        self._by_name = {name: each for each in models for name in (each.served.name, *each.served.aliases)}
+        self._by_name = {name: each for each in models for name in each.served.names}
 
     def __iter__(self) -> Iterator[GatewayModel]:
         return iter(self._models)

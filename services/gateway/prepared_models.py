@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.gateway.settings import GatewaySettings
-from shared.openai.served_model import ServedModel, defaults_of
+from shared.openai.served_model import ServedModel, adapters_of, defaults_of
 from shared.settings.other_models import OtherModel
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
@@ -35,6 +35,7 @@ class PreparedModel:
             others=others,
             embedding_sizes=facts.embedding_sizes,
             defaults=defaults_of(folder, described.generation_config),
+            adapters=adapters_of(described.lora_modules),
         )
         return cls(described.name, served, Tokenizer.from_folder(folder), described.slo)
 
@@ -44,6 +45,6 @@ def read_models(settings: GatewaySettings) -> list[PreparedModel]:
     described = settings.models()
     found = []
     for each in described:
-        others = tuple(name for other in described if other is not each for name in other.names)
+        others = tuple(name for other in described if other is not each for name in other.all_names)
         found.append(PreparedModel.read(each, others, settings.max_prompt_tokens or None))
     return found

@@ -11,6 +11,7 @@ from loadgen.report.slo import parse_slos
 from shared.errors import ConfigError
 from shared.openai.served_model import FROM_MODEL, GENERATION_CONFIGS
 from shared.protocol.access.api_keys import ApiKeyRecord, hash_api_key, key_hint
+from shared.settings.lora_modules import LoraModules, adapter_names
 from shared.settings.other_models import OtherModel, OtherModels, parse_other_models, require_distinct
 from shared.settings.setting import (
     LIST,
@@ -49,6 +50,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             extra=choices(GENERATION_CONFIGS),
         ),
     ] = FROM_MODEL
+    lora_modules: LoraModules = ""
     other_models: OtherModels = ""
     nats: NatsUrl = "nats://127.0.0.1:4222"
     nats_creds: NatsCreds = ""
@@ -125,8 +127,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         models = self.models()
-        require_distinct([name for model in models for name in model.names])
-        require_distinct([model.name for model in models])
+        require_distinct([name for model in models for name in model.all_names])
+        require_distinct([name for model in models for name in (model.name, *adapter_names(model.lora_modules))])
         try:
             for model in models:
                 parse_slos(model.slo)
@@ -136,7 +138,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     def models(self) -> tuple[OtherModel, ...]:
         """All of the stack, that of its own settings first. Raises ValueError."""
         own = self.model_name, self.model_path, self.served_model_name, self.generation_config, self.slo
-        first = msgspec.convert(dict(zip(OtherModel.__struct_fields__, own, strict=True)), OtherModel)
+        fields = zip(OtherModel.__struct_fields__, (*own, self.lora_modules), strict=True)
+        first = msgspec.convert(dict(fields), OtherModel)
         return (first, *parse_other_models(self.other_models))
 
 

@@ -12,7 +12,7 @@ from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError, SlackwaterError
-from shared.openai.served_model import ServedModel, defaults_of
+from shared.openai.served_model import ServedModel, adapters_of, defaults_of
 from shared.process.service import run_service
 from shared.protocol.learnt import LearntBy
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
@@ -49,7 +49,7 @@ def prepared(settings: OfflineQueueSettings, clock: Clock) -> Callable[[Bus], Of
     max_model_len = settings.max_model_len or facts.max_model_len
     name, *aliases = listed(settings.served_model_name) or [settings.model_name]
     defaults = defaults_of(folder, settings.generation_config)
-    others = tuple(each for other in parse_other_models(settings.other_models) for each in other.names)
+    others = tuple(each for other in parse_other_models(settings.other_models) for each in other.all_names)
     model = ServedModel(
         name,
         max_model_len,
@@ -57,6 +57,7 @@ def prepared(settings: OfflineQueueSettings, clock: Clock) -> Callable[[Bus], Of
         others=others,
         defaults=defaults,
         embedding_sizes=facts.embedding_sizes,
+        adapters=adapters_of(settings.lora_modules),
     )
     learnt_by = LearntBy(settings.strategy.offline_order, settings.model_name, tokenizer_digest(folder), block_size)
 

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from shared.openai.served_model import FROM_MODEL, GENERATION_CONFIGS
 from shared.scheduling.strategy import Strategy
+from shared.settings.lora_modules import LoraModules, parse_lora_modules
 from shared.settings.other_models import OtherModels, parse_other_models
 from shared.settings.setting import LIST, LogLevel, NatsCa, NatsCreds, NatsReplicas, NatsUrl, choices
 
@@ -27,6 +28,7 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     generation_config: Annotated[
         str, Meta(description="where sampling has its defaults from", extra=choices(GENERATION_CONFIGS))
     ] = FROM_MODEL
+    lora_modules: LoraModules = ""
     other_models: OtherModels = ""
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     block_size: Annotated[
@@ -47,4 +49,5 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     strategy: Strategy = Strategy()
 
     def __post_init__(self) -> None:
+        parse_lora_modules(self.lora_modules)
         parse_other_models(self.other_models)

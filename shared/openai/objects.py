@@ -44,13 +44,16 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """``max_model_len``: tokens of prompt and output together."""
+    """``max_model_len``: tokens of prompt and output together; ``root``: what it is under another name, of a LoRA
+    adapter the folder or hub id that it is from; ``parent``: of an adapter the model that it belongs to."""
 
     id: str
     created: int
     max_model_len: int
     object: Literal["model"] = "model"
     owned_by: str = "slackwater"
+    root: str | None = None
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, frozen=True):

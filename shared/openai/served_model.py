@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from shared.openai.errors import RequestError
+from shared.settings.lora_modules import parse_lora_modules
 from shared.text.embedding_sizes import EmbeddingSizes
 from shared.text.generation_defaults import GenerationDefaults
 
@@ -17,7 +18,8 @@ GENERATION_CONFIGS = (FROM_MODEL, NOWHERE)
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """``name`` is in answers; whoever asks may ask for it by any of its names."""
+    """``name`` is in answers; whoever asks may ask for it by any of its names. Its LoRA adapters are models beside it,
+    each by its own name."""
 
     name: str
     max_model_len: int  # tokens, prompt and output together
@@ -27,11 +29,27 @@ class ServedModel(msgspec.Struct, frozen=True):
     others: tuple[str, ...] = ()  # names of the stack's other models
     defaults: GenerationDefaults = GenerationDefaults()
     embedding_sizes: EmbeddingSizes = EmbeddingSizes()
+    adapters: dict[str, str] = {}  # by name, the folders or hub ids that they are from
+    adapter: str = ""  # that it is the model with; empty: as it is
 
     @property
     def names(self) -> list[str]:
         """That whoever asks may ask for."""
-        return [name for name in dict.fromkeys((self.name, *self.aliases)) if self.permits(name)]
+        return [name for name in dict.fromkeys((self.name, *self.aliases, *self.adapters)) if self.permits(name)]
+
+    def only(self, adapter: str) -> ServedModel:
+        """With one of its adapters, or with "" as it is, and nothing else: the rest are other models."""
+        own = (adapter,) if adapter else (self.name, *self.aliases)
+        others = (*(name for name in (self.name, *self.aliases, *self.adapters) if name not in own), *self.others)
+        name, *aliases = own
+        return msgspec.structs.replace(
+            self, name=name, aliases=tuple(aliases), others=others, adapters={}, adapter=adapter
+        )
+
+    def asked_as(self, name: str) -> ServedModel:
+        """What is asked for by this name. Raises RequestError as ``check``."""
+        self.check(name)
+        return self.only(name) if name in self.adapters else self
 
     def permits(self, name: str) -> bool:
         """Whether who asks may ask for it, whatever it is."""
@@ -46,7 +64,7 @@ class ServedModel(msgspec.Struct, frozen=True):
         if name in self.others:
             message = f"the model {name!r} is another one than {self.name!r}, of which all lines of this batch are"
             raise RequestError(message, "model", MODEL_MISMATCH)
-        if name not in (self.name, *self.aliases):
+        if name not in (self.name, *self.aliases, *self.adapters):
             there = [*self.names, *filter(self.permits, self.others)]
             message = f"the model {name!r} does not exist; this server has {' and '.join(map(repr, there))}"
             raise RequestError(message, "model", "model_not_found", 404)
@@ -55,3 +73,8 @@ class ServedModel(msgspec.Struct, frozen=True):
 def defaults_of(folder: Path, generation_config: str) -> GenerationDefaults:
     """Of one of GENERATION_CONFIGS. Raises ModelError."""
     return GenerationDefaults.read(folder) if generation_config == FROM_MODEL else GenerationDefaults()
+
+
+def adapters_of(lora_modules: str) -> dict[str, str]:
+    """Of the setting, for ``ServedModel``. Raises ValueError."""
+    return {each.name: each.path for each in parse_lora_modules(lora_modules)}

@@ -107,6 +107,7 @@ class BatchRecord(Batch, frozen=True):
     """With what only services know of it."""
 
     model_name: str = ""  # whose it is, by the name in the stack; empty in records of versions with one model
+    adapter: str = ""  # of the model, that its lines are for, by its name; empty: the model as it is
     cleared: bool = False  # ended, and nothing of it is left in the streams
     output_expires_after_s: int | None = None  # of the output and the error file, from when they are written
     client_id: str = ""  # whom fairness counts it for

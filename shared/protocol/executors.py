@@ -37,6 +37,11 @@ class EngineSpec(msgspec.Struct, frozen=True):
     takes_steps_ahead: bool = False  # the next step is handed over while one runs, and takes that one's tokens itself
     architecture: Architecture | None = None  # of the model; None where it is no dense decoder
     tensor_parallel: Positive = 1  # devices that share each matrix
+    adapters: tuple[str, ...] = ()  # LoRA adapters of the model that are loaded with it, by their names
+
+    def why_without(self, adapter: str) -> str:
+        """Why no request runs here with this adapter; empty where one may, or it is to have none."""
+        return "" if not adapter or adapter in self.adapters else f"the adapter {adapter!r} is not loaded here"
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.bounds import Amount, Count, Finite, Positive, Share, TokenId, Weight
+from shared.scheduling.kv.block_hash import KVScope, kv_scope
 
 SEED_BITS = 63
 CHOICE_STRIDE = 0x1E3779B97F4A7C15  # of a Weyl sequence: the seeds of nearby requests do not meet
@@ -64,6 +65,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     embedding: EmbeddingShape | None = (
         None  # of the prompt is asked for; with no token, so that it ends with its prompt
     )
+    adapter: str = ""  # the LoRA adapter that it runs with, by its name; empty: the model as it is
+
+    @property
+    def kv_scope(self) -> KVScope:
+        """Of its prompt."""
+        return kv_scope(self.prompt_logprobs, self.adapter)
 
     @property
     def ends_at_limit(self) -> bool:

@@ -13,9 +13,10 @@ from shared.protocol.codec import decode, encode
 from shared.protocol.offline import OfflineLength, OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.replica.prompt_demand import PromptDemand
+from shared.scheduling.kv.block_hash import KVScope
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
-from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
+from shared.scheduling.packed_prompt import marked, pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
 SUSPECT_FAILURES = 2
@@ -26,11 +27,11 @@ class Packed(Protocol):
 
     @property
     def prompt(self) -> bytes:
-        """Its packed tokens, or the first of them: as many as an order is to know."""
+        """Its packed tokens, or the first of them: as many as an order is to know; ``marked`` by its adapter."""
 
     @property
-    def num_top(self) -> int | None:
-        """The sampling's ``prompt_logprobs``."""
+    def scope(self) -> KVScope:
+        """The sampling's."""
 
     @property
     def num_bytes(self) -> int:
@@ -51,20 +52,22 @@ class PackedRequest(msgspec.Struct, gc=False):
     """In as few bytes as it takes."""
 
     request: bytes  # encoded, without its prompt
-    prompt: bytes  # packed
-    num_top: int | None
+    prompt: bytes  # packed and marked
+    scope: KVScope
 
     @classmethod
     def of(cls, request: GenerateRequest) -> PackedRequest:
         rest = encode(replace(request, prompt_token_ids=[]))
-        return cls(rest, pack_tokens(request.prompt_token_ids), request.sampling.prompt_logprobs)
+        scope = request.sampling.kv_scope
+        return cls(rest, marked(pack_tokens(request.prompt_token_ids), scope.adapter), scope)
 
     @property
     def num_bytes(self) -> int:
         return len(self.request) + len(self.prompt)
 
     def unpack(self) -> GenerateRequest:
-        return replace(decode(self.request, GenerateRequest), prompt_token_ids=unpack_tokens(self.prompt))
+        token_ids = unpack_tokens(marked(self.prompt, self.scope.adapter))
+        return replace(decode(self.request, GenerateRequest), prompt_token_ids=token_ids)
 
 
 class OfflinePool:
@@ -205,14 +208,22 @@ class OfflinePool:
         return self._order.in_order(view)
 
     def prompt(self, request_id: str) -> bytes | None:
-        """Its packed tokens, as far as an order knows them; None for an unknown id."""
+        """As an order knows it; None for an unknown id."""
         item = self._items.get(request_id)
         return None if item is None else item.packed.prompt
 
-    def scored_prompt(self, request_id: str) -> tuple[bytes, int | None] | None:
-        """As ``prompt``, with the ``num_top`` of its request."""
+    def scoped_prompt(self, request_id: str) -> tuple[bytes, KVScope] | None:
+        """Its packed tokens, as far as an order knows them, and its scope; None for an unknown id."""
         item = self._items.get(request_id)
-        return None if item is None else (item.packed.prompt, item.packed.num_top)
+        if item is None:
+            return None
+        scope = item.packed.scope
+        return marked(item.packed.prompt, scope.adapter), scope
+
+    def adapter(self, request_id: str) -> str:
+        """That it is to run with; empty for none, and for an unknown id."""
+        item = self._items.get(request_id)
+        return "" if item is None else item.packed.scope.adapter
 
     def num_bytes(self, request_id: str) -> int:
         """About what the request takes in a message."""

@@ -1,12 +1,9 @@
 """The block hashes of requests whose tokens a scheduler has seen."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from shared.protocol.requests import GenerateRequest
-from shared.scheduling.kv.block_hash import prompt_chain
-
-Scored: TypeAlias = int | None  # as ``num_top`` of ``prompt_chain``
+from shared.scheduling.kv.block_hash import KVScope, prompt_chain
 
 MAX_OFFLINE = 4096  # requests whose hashes are kept: those that run, and those that are looked at next
 
@@ -14,19 +11,19 @@ MAX_OFFLINE = 4096  # requests whose hashes are kept: those that run, and those 
 class PromptHashes:
     """Made when they are first asked for: of most requests that wait nobody asks."""
 
-    def __init__(self, block_size: int, packed_prompt: Callable[[str], tuple[bytes, Scored] | None]) -> None:
-        """``packed_prompt``: of an offline request by its id, and how it is scored; None where it is not known."""
+    def __init__(self, block_size: int, packed_prompt: Callable[[str], tuple[bytes, KVScope] | None]) -> None:
+        """``packed_prompt``: of an offline request by its id, with its scope; None where it is not known."""
         self._block_size = block_size
         self._packed_prompt = packed_prompt
-        self._online: dict[str, tuple[list[int], Scored]] = {}  # tokens of those whose hashes nobody has asked for
+        self._online: dict[str, tuple[list[int], KVScope]] = {}  # tokens of those whose hashes nobody has asked for
         self._online_hashes: dict[str, list[bytes]] = {}
         self._offline_hashes: dict[str, list[bytes]] = {}
 
     def add(self, request: GenerateRequest) -> None:
         """An online request; it is known until ``forget``."""
-        num_top = request.sampling.prompt_logprobs
-        known = request.prompt_token_ids + (request.output_token_ids if num_top is None else [])
-        self._online[request.request_id] = known, num_top
+        scope = request.sampling.kv_scope
+        known = request.prompt_token_ids + (request.output_token_ids if scope.num_top is None else [])
+        self._online[request.request_id] = known, scope
 
     def forget(self, request_id: str) -> None:
         """It has ended; unknown ids are ignored."""
@@ -41,14 +38,14 @@ class PromptHashes:
             return hashes
         online = self._online.pop(request_id, None)
         if online is not None:
-            token_ids, num_top = online
-            made = self._online_hashes[request_id] = prompt_chain(token_ids, self._block_size, num_top)
+            token_ids, scope = online
+            made = self._online_hashes[request_id] = prompt_chain(token_ids, self._block_size, scope)
             return made
         offline = self._packed_prompt(request_id)
         if offline is None:
             return ()
-        packed, num_top = offline
+        packed, scope = offline
         while len(self._offline_hashes) >= MAX_OFFLINE:  # the oldest first
             del self._offline_hashes[next(iter(self._offline_hashes))]
-        made = self._offline_hashes[request_id] = prompt_chain(packed, self._block_size, num_top)
+        made = self._offline_hashes[request_id] = prompt_chain(packed, self._block_size, scope)
         return made

@@ -60,7 +60,7 @@ class Scheduler:
         self._rate = info.strategy.make_offline_rate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
         self._has_news = False  # of the executor, since a plan was made
-        self._hashes = PromptHashes(info.spec.block_size, pool.scored_prompt)
+        self._hashes = PromptHashes(info.spec.block_size, pool.scoped_prompt)
         self._mirror = ExecutorMirror(info.limits(), info.strategy, self._hashes.of)
         self._readers = self._make_readers()
         self._taken: dict[str, int] = {}  # not told of yet -> messages that may lack them
@@ -186,8 +186,9 @@ class Scheduler:
         return self._tuning()[0].role.is_for_prompts
 
     def why_never_held(self, request: Request) -> str:
-        """Why the executor is too small for it; empty where it is not."""
-        return why_never_held(request, self._mirror.limits, self.info.spec.max_model_len)
+        """Why the executor is too small for it, or lacks its adapter; empty where it does not."""
+        why = self.info.spec.why_without(self._pool.adapter(request.request_id))
+        return why or why_never_held(request, self._mirror.limits, self.info.spec.max_model_len)
 
     def holds(self, request_id: str) -> bool:
         """The executor is expected to hold this request."""

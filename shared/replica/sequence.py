@@ -89,11 +89,13 @@ class LiveSequence:
         return self.sampling.n > len(self.ended_choices) + 1
 
     def why_never_run(self, spec: EngineSpec, trusts_output: bool = False) -> str:
-        """Why it is none for this model: there is no prompt to begin from, or a token, of its own or that its sampling
-        names, is none of the model's. Empty where it is one. ``trusts_output``: an executor has it that generated its
-        output, which in a simulation is of no vocabulary."""
+        """Why it is none for this model: there is no prompt to begin from, its adapter is not there, or a token, of its
+        own or that its sampling names, is none of the model's. Empty where it is one. ``trusts_output``: an executor
+        has it that generated its output, which in a simulation is of no vocabulary."""
         if not self.num_prompt_tokens:
             return NO_PROMPT
+        if why := spec.why_without(self.sampling.adapter):
+            return why
         token_ids = self.token_ids[: self.num_prompt_tokens] if trusts_output else self.token_ids
         largest = max(self.sampling.largest_token_id, max(token_ids))
         return "" if largest < spec.vocab_size else f"token {largest} is beyond the vocabulary of {spec.vocab_size}"
@@ -112,15 +114,16 @@ class LiveSequence:
         if self.shares_scores:
             return self._scored_hashes(block_size)
         if not hashes:
-            self._block_hashes = hashes = hash_chain(token_ids, block_size)
+            self._block_hashes = hashes = hash_chain(token_ids, block_size, parent=self.sampling.kv_scope.root)
         for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
-            hashes.append(block_hash(hashes[-1] if hashes else b"", token_ids[start : start + block_size]))
+            hashes.append(block_hash(hashes[-1], token_ids[start : start + block_size]))
         return hashes
 
     def _scored_hashes(self, block_size: int) -> list[bytes]:
-        num_top = self.sampling.prompt_logprobs
-        if not self._block_hashes and num_top is not None:
-            self._block_hashes = scored_chain(self.token_ids[: self.num_prompt_tokens], block_size, num_top)
+        scope = self.sampling.kv_scope
+        if not self._block_hashes and scope.num_top is not None:
+            prompt = self.token_ids[: self.num_prompt_tokens]
+            self._block_hashes = scored_chain(prompt, block_size, scope.num_top, root=scope.root)
         return self._block_hashes
 
     def scored_ids(self, start: int, end: int) -> list[int]:

@@ -6,13 +6,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shared.settings.lora_modules import adapter_names, parse_lora_modules
 from shared.settings.setting import listed
 
 OtherModels = Annotated[
     str,
     Meta(
         description='the further models of the stack, as JSON: [{"name": "b", "path": "/models/b"}], with '
-        "served_model_name, generation_config and slo as settings of these names; empty: there is one model"
+        "served_model_name, generation_config, slo and lora_modules as settings of these names; empty: there is one "
+        "model"
     ),
 ]
 
@@ -25,11 +27,20 @@ class OtherModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     served_model_name: str = ""
     generation_config: Literal["auto", "none"] = "auto"
     slo: str = ""
+    lora_modules: str = ""
+
+    def __post_init__(self) -> None:
+        parse_lora_modules(self.lora_modules)
 
     @property
     def names(self) -> list[str]:
         """What clients call it; the first is in answers."""
         return listed(self.served_model_name) or [self.name]
+
+    @property
+    def all_names(self) -> list[str]:
+        """With those of its adapters."""
+        return [*self.names, *adapter_names(self.lora_modules)]
 
 
 _decoder = msgspec.json.Decoder(tuple[OtherModel, ...])

@@ -151,6 +151,7 @@ def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
         ({"slo": ["ttft_p99<=1s"], "strategy": {"budget_ms": 50}}, "not both"),
         ({"executors": [{"name": "a"}, {"name": "a"}]}, "two pools are called a"),
         ({"executors": [{"name": "a", "tensorParallel": 2}]}, "torch engine runs on one GPU"),
+        ({"model": {"loraModules": ["sql=some/sql"]}}, "mixed: the torch engine runs no LoRA adapters"),
         ({"otherModels": [{"name": "b", "source": "b"}]}, "short"),
         ({"otherModels": [{"name": "b", "source": "b", "short": "default"}]}, "short"),
         ({"otherModels": [{"name": "b", "source": "b", "short": "b"}]}, "no pool is of the model b"),
@@ -434,6 +435,36 @@ def test_who_knows_of_all_models_is_told_what_their_pods_have() -> None:
     gateway = one(own_volumes, "Deployment", "slackwater-gateway")["spec"]["template"]["spec"]
     engines = [environment(each)["ENGINE"] for each in gateway["initContainers"]]
     assert engines == ["torch", "sim", "torch"], "each model's is that of its own pool"
+
+
+ADAPTERS: Object = {
+    "model": {"loraModules": ["sql=/var/lib/slackwater/models/sql", "chat=some/chat"]},
+    "otherModels": [{"name": "b", "short": "b", "source": "b", "loraModules": ["own=some/own"]}],
+    "executors": [{"name": "mixed", "engine": "vllm"}, {"name": "small", "model": "b", "engine": "sim"}],
+}
+
+
+def test_adapters_are_told_to_those_who_serve_prepare_and_run_them() -> None:
+    objects = render(ADAPTERS)
+    for workload in workloads(objects):
+        environ, kind = environment(main_container(workload)), component(workload)
+        settings = composed(SERVICES[kind], Sources({}, environ, None, ()).resolve(settings_of(SERVICES[kind])))
+        told = getattr(settings, "lora_modules", "")
+        of_first = environ.get("SLACKWATER_MODEL_NAME") == values_of("default")["model"]["name"]
+        expected = ",".join(ADAPTERS["model"]["loraModules"]) if of_first else "own=some/own"
+        assert told == ("" if kind in ("predictor", "profiler") else expected)
+        for init in workload["spec"]["template"]["spec"].get("initContainers", ()):
+            of_init = environment(init)["SLACKWATER_LORA_MODULES"]
+            assert of_init == told or kind == "gateway"
+            assert "--lora-modules" in str(init["command"]) or kind != "executor"
+        if kind == "executor":
+            (prepare,) = workload["spec"]["template"]["spec"]["initContainers"]
+            assert environ["HF_HOME"] == environment(prepare)["HF_HOME"], "what is fetched is found"
+        if kind == "gateway":
+            (other,) = parse_other_models(environ["SLACKWATER_OTHER_MODELS"])
+            assert other.all_names == ["b", "own"]
+    plain = [environment(main_container(each)) for each in workloads(render({}))]
+    assert not [environ for environ in plain if {"SLACKWATER_LORA_MODULES", "HF_HOME"} & set(environ)]
 
 
 def test_settings_are_written_as_services_read_them() -> None:

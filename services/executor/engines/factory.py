@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from services.executor.adapters import require_adapters
 from services.executor.engines.sim import SimEngine
 from services.executor.settings import DEFAULT_BLOCK_SIZE, OWN_ATTENTION, ExecutorSettings
 from shared.errors import ConfigError
@@ -11,6 +12,7 @@ from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks, swap_ms
 from shared.protocol.executors import EngineSpec
 from shared.replica.engine import Engine
 from shared.scheduling.step_sizes import LARGEST
+from shared.settings.lora_modules import adapter_names
 from shared.text.model_folder import ModelFacts
 
 DEFAULT_VLLM_BLOCK_SIZE = 32  # what its CPU kernels take at least
@@ -69,6 +71,7 @@ def _load_vllm(settings: ExecutorSettings) -> Engine:
         num_host_slots=_host_slots(settings),
         tensor_parallel=settings.tensor_parallel,
         pipeline_parallel=settings.pipeline_depth,
+        adapters=tuple(require_adapters(settings.lora_modules, Path(settings.model_path))),
     )
     return VllmEngine.load(Path(settings.model_path), settings.model_name, options)
 
@@ -113,6 +116,7 @@ def load_sim(settings: ExecutorSettings, engine_type: type[SimEngine] = SimEngin
         takes_steps_ahead=settings.pipeline_depth == 1,
         architecture=architecture,
         tensor_parallel=tensor_parallel,
+        adapters=adapter_names(settings.lora_modules),
     )
     return engine_type(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, model_path)
 

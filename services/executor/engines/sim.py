@@ -157,9 +157,9 @@ class SimEngine:
         return not self._closed.is_set()
 
     def _token(self, sequence: Sequence) -> int:
-        """A function of seed and position alone, where all tokens may come."""
+        """A function of seed, position and adapter alone, where all tokens may come."""
         position, sampling = sequence.num_computed_tokens + len(sequence.token_ids), sequence.sampling
-        draw = _mix(sampling.seed * 0x9E3779B97F4A7C15 + position)
+        draw = _mix(sampling.seed * 0x9E3779B97F4A7C15 + position + _number(sampling.kv_scope.root))
         if sampling.forbids_tokens:
             return self._allowed_token(sequence, position, draw)
         return self._drawn(sampling, draw)
@@ -216,10 +216,11 @@ class SimEngine:
         return pack_scores(scores)
 
     def _embedding(self, sequence: Sequence) -> bytes:
-        """A function of the prompt's tokens alone."""
+        """A function of the prompt's tokens and the adapter alone."""
         assert sequence.history is not None, "an embedding is that of a whole prompt"
-        digest = blake2b(pack_tokens(sequence.history.token_ids), digest_size=8).digest()
-        draws = random.Random(int.from_bytes(digest, "little"))
+        root = sequence.sampling.kv_scope.root
+        digest = blake2b(root + pack_tokens(sequence.history.token_ids), digest_size=8).digest()
+        draws = random.Random(_number(digest))
         values = [draws.gauss(0.0, 1.0) for _ in range(self._embedding_size)]
         length = math.hypot(*values)
         return struct.pack(f"<{len(values)}f", *(value / length for value in values))
@@ -229,6 +230,10 @@ class SimEngine:
         """That of the model whose tokenizer it has."""
         full = None if self._model_path is None else ModelFacts.read(self._model_path).embedding_sizes.full
         return full or EMBEDDING_SIZE
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest, "little")
 
 
 def _mix(value: int) -> int:

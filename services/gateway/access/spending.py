@@ -14,8 +14,8 @@ from shared.watch.usage_ledger import UsageLedger
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Of one key at one gateway, for what it uses of one model. ``model``: its name in the stack; ``gateway_id``: the
-    process's own, so that no other writes what it counts."""
+    """Of one key at one gateway, for what it uses of one model. ``model``: its name in the stack, or an adapter's;
+    ``gateway_id``: the process's own, so that no other writes what it counts."""
 
     key: ApiKeyRecord
     model: str

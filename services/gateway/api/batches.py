@@ -63,8 +63,8 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
     await context.models.check_offline()
     async with context.bodies.body(request, MAX_BODY_BYTES) as body:
         fields = decode_body(body, _decoder)
-    model = await _model_of(context, await _checked_input(context, fields, tenant))
-    _check_key(request, fields.endpoint, model)
+    model, adapter = await _model_of(context, await _checked_input(context, fields, tenant))
+    _check_key(request, fields.endpoint, model, adapter)
     sender = sender_of(request, None)
     now_s = context.clock.unix_s()
     record = BatchRecord(
@@ -76,6 +76,7 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
         expires_at=int(now_s) + window_s(fields.completion_window),
         status="validating",
         model_name=model.name,
+        adapter=adapter,
         metadata=fields.metadata,
         output_expires_after_s=fields.output_expires_after.seconds if fields.output_expires_after else None,
         client_id=sender.client_id,
@@ -125,15 +126,15 @@ def shown(record: BatchRecord) -> Batch:
     return msgspec.convert(record, Batch, from_attributes=True)
 
 
-def _check_key(request: Request, endpoint: str, model: GatewayModel) -> None:
+def _check_key(request: Request, endpoint: str, model: GatewayModel, adapter: str) -> None:
     """What its caller may not do request by request it may not do with a batch. Raises RequestError and Refusal."""
     key = caller_of(request).key
     permission = needed_permission(endpoint)
     if key is not None and permission is not None and not key.permits(permission):
         raise RequestError(missing_permission(key, permission), "endpoint", INSUFFICIENT_PERMISSIONS, 403)
-    served = served_for(request, model)
+    served = served_for(request, model).only(adapter)
     served.check(next(iter(served.names), served.name))
-    check_budget(request, model)
+    check_budget(request, model, adapter)
 
 
 def window_s(window: str) -> int:
@@ -163,12 +164,13 @@ async def _checked_input(context: Context, fields: CreateBatch, tenant: Tenant) 
     return file
 
 
-async def _model_of(context: Context, file: FileRecord) -> GatewayModel:
-    """The default where the file names none that there is: it fails the batch, and says why. Raises Refusal and
-    BusError."""
-    if len(context.models) == 1:
-        return context.models.default
-    model = context.models.of(await model_of_first_line(context.files.chunks(file)))
+async def _model_of(context: Context, file: FileRecord) -> tuple[GatewayModel, str]:
+    """With the adapter of it that is asked for, "" for none. The default where the file names none that there is: it
+    fails the batch, and says why. Raises Refusal and BusError."""
+    if len(context.models) == 1 and not context.models.default.served.adapters:
+        return context.models.default, ""
+    name = await model_of_first_line(context.files.chunks(file))
+    model = context.models.of(name)
     if model.admission.is_busy:
         raise online_first()
-    return model
+    return model, name if name in model.served.adapters else ""

@@ -46,7 +46,7 @@ async def text_completions(request: Request) -> Response:
 
 @router.get("/v1/models", tags=["models"], **answers(json_of(ModelList)))
 async def list_models(request: Request) -> Response:
-    """The models that this stack serves, by each of their names."""
+    """The models that this stack serves, by each of their names, and their LoRA adapters."""
     context = context_of(request)
     served = [served_for(request, model) for model in context.models]
     return JsonResponse(ModelList([_model(context, model, name) for model in served for name in model.names]))
@@ -102,4 +102,6 @@ def _head(first: Generation) -> AnswerHead:
 
 
 def _model(context: Context, model: ServedModel, name: str) -> Model:
-    return Model(name, context.created_s, model.max_model_len)
+    is_adapter = name in model.adapters
+    root, parent = (model.adapters[name], model.name) if is_adapter else (model.name, None)
+    return Model(name, context.created_s, model.max_model_len, root=root, parent=parent)

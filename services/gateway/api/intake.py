@@ -187,17 +187,17 @@ def reserve_tokens(request: Request, completion: CompletionRequest) -> Reservati
     budget is."""
     num_tokens = sum(map(len, completion.prompts)) + completion.num_choices * completion.sampling.max_tokens
     context = context_of(request)
-    account = check_budget(request, context.models.of(completion.model))
+    account = check_budget(request, context.models.of(completion.model), completion.sampling.adapter)
     return caller_of(request).limits.reserve_tokens(num_tokens, context.clock.monotonic_s(), account)
 
 
-def check_budget(request: Request, model: GatewayModel) -> Account | None:
-    """What its caller uses of the model is charged to it; None without a key. Raises Refusal where its budget is used
-    up."""
+def check_budget(request: Request, model: GatewayModel, adapter: str) -> Account | None:
+    """What its caller uses of the model, with an adapter or "", is charged to it; None without a key. Raises Refusal
+    where its budget is used up."""
     context, key = context_of(request), caller_of(request).key
     if key is None:
         return None
-    account = Account(key, model.name, context.gateway_id, context.usage, context.clock)
+    account = Account(key, adapter or model.name, context.gateway_id, context.usage, context.clock)
     account.check()
     return account
 

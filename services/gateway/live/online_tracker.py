@@ -49,7 +49,7 @@ class OnlineTracker(Tracker[OnlineGeneration]):
         token_ids = generation.request.prompt_token_ids + generation.output_token_ids
         routing = self._tracing.begin("route", self._clock.unix_s(), generation.span.traceparent)
         try:
-            route = await self._router.route_within(token_ids, wait_s, generation.sampling.prompt_logprobs)
+            route = await self._router.route_within(token_ids, wait_s, generation.sampling.kv_scope)
             routing.say({"slackwater.executor_id": route.target.executor_id})
         finally:
             routing.end(self._clock.unix_s())

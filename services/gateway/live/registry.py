@@ -75,19 +75,22 @@ class ExecutorRegistry:
         """Those that take requests."""
         return [executor for executor in self.live() if not executor.heartbeat.draining]
 
-    def for_prompts(self) -> list[LiveExecutor]:
-        """Those of them where requests begin, by what they act as beside each other."""
+    def for_prompts(self, adapter: str = "") -> list[LiveExecutor]:
+        """Those of them where requests begin, by what they act as beside each other, and that have the adapter."""
         there = self.available()
         pools = [executor.info.pool for executor in there]
-        return [each for each in there if acting_role(each.info.pool, pools).is_for_prompts]
+        begin = [each for each in there if acting_role(each.info.pool, pools).is_for_prompts]
+        return [each for each in begin if not each.info.spec.why_without(adapter)] if adapter else begin
 
     def incarnation(self, place: tuple[str, str]) -> LiveExecutor | None:
         """The executor with this id and epoch, where it is alive."""
         known = self._live.get(place[0])
         return known if known is not None and known.info.epoch == place[1] else None
 
-    def unavailable_because(self) -> str:
-        """Why none is available, where that is so."""
+    def unavailable_because(self, adapter: str = "") -> str:
+        """Why none is available, or none with the adapter, where that is so."""
+        if adapter and self.available():
+            return f"no executor of {self.model} that takes requests has the adapter {adapter!r}"
         draining = ", ".join(each.info.executor_id for each in self.live() if each.heartbeat.draining)
         if draining:
             return f"every executor of {self.model} that is alive drains ({draining}): slackwater undrain"
@@ -108,9 +111,9 @@ class ExecutorRegistry:
             for tell in self.on_lost:
                 tell(info.executor_id, info.epoch, has_died)
 
-    async def wait_available(self) -> None:
-        """Return when there is one that takes requests: at once where there is."""
-        while not self.available():
+    async def wait_available(self, adapter: str = "") -> None:
+        """Return when there is one that takes requests with the adapter: at once where there is."""
+        while not (self.for_prompts(adapter) if adapter else self.available()):
             self._arrived.clear()
             await self._arrived.wait()
 

@@ -6,6 +6,7 @@ import contextlib
 from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
 from shared.errors import NoExecutorError
 from shared.latency.model import LatencyModel
+from shared.scheduling.kv.block_hash import PLAIN, KVScope
 from shared.scheduling.placement.output_lengths import OutputLengths
 from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, Route, choose
@@ -20,24 +21,24 @@ class Router:
         self._tuning = tuning
         self.lengths = OutputLengths()  # of the answers that are complete
 
-    def route(self, token_ids: list[int], num_top: int | None = None) -> Route | None:
-        """For a request with these tokens, which counts at its executor from here on; None where none takes any.
-        ``num_top`` as of ``prompt_chain``."""
-        options = [Option(each.target, self._model(each)) for each in self.registry.for_prompts()]
-        prompt = Prompt(token_ids, num_top)
+    def route(self, token_ids: list[int], scope: KVScope = PLAIN) -> Route | None:
+        """For a request with these tokens, which counts at its executor from here on; None where none takes any with
+        its adapter."""
+        options = [Option(each.target, self._model(each)) for each in self.registry.for_prompts(scope.adapter)]
+        prompt = Prompt(token_ids, scope)
         target = choose(options, prompt, self.lengths.mean)
         return None if target is None else target.send(prompt)
 
-    async def route_within(self, token_ids: list[int], timeout_s: float, num_top: int | None = None) -> Route:
+    async def route_within(self, token_ids: list[int], timeout_s: float, scope: KVScope = PLAIN) -> Route:
         """As ``route``, waiting for an executor to appear. Raises NoExecutorError."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
-                    await self.registry.wait_available()
-                    route = self.route(token_ids, num_top)
+                    await self.registry.wait_available(scope.adapter)
+                    route = self.route(token_ids, scope)
                     if route is not None:
                         return route
-        raise NoExecutorError(f"{self.registry.unavailable_because()}; waited {timeout_s:g} s")
+        raise NoExecutorError(f"{self.registry.unavailable_because(scope.adapter)}; waited {timeout_s:g} s")
 
     def load_ms(self, executor: LiveExecutor) -> float:
         """Until a request of one token that is sent there now is answered; 0 where no latency model is fitted yet."""

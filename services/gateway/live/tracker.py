@@ -85,7 +85,11 @@ class Tracker(ABC, Generic[G]):
             while True:
                 check_cancelled()
                 generation = await self._to_resume.get()
-                if generation.finish_reason is None:
+                if generation.finish_reason is not None:
+                    continue
+                if generation.sampling.adapter:  # who has it may be away while others are there
+                    tasks.create_task(self._resume(generation))
+                else:
                     await self._resume(generation)
 
     async def submit(self, request: CompletionRequest, sender: Sender, reservation: Reservation = UNLIMITED) -> G:

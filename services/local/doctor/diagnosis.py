@@ -75,6 +75,11 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
         stack_checks.data_dir_check(options.data_dir),
         stack_checks.cache_check(),
         *map(stack_checks.model_check, options.models),
+        *(
+            stack_checks.adapters_check(model)
+            for model in options.models
+            if model.lora_modules and model.engine == "vllm"
+        ),
         stack_checks.key_check(gateway, options),
     ]
     if options.executors > 1 or options.others:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from services.executor.adapters import find_adapters
 from services.executor.prepare_model import default_cache_dir, find_prepared, require_runnable
 from services.gateway.settings import GatewaySettings, are_keys_required, given_key
 from services.local.doctor.check import Check, failed, ok, warning
@@ -21,6 +22,7 @@ from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.errors import BusError, ConfigError, ModelError, StackError
 from shared.settings.config_file import VARIABLE, nearest
+from shared.settings.lora_modules import adapter_names
 from shared.settings.setting import ENV_PREFIX
 
 GIB = 1024**3
@@ -93,6 +95,24 @@ def model_check(options: StackOptions) -> Check:
             "model", f"{options.model} is not prepared", "the first start prepares it; it takes a minute, or a download"
         )
     return ok("model", f"{options.model} in {folder}")
+
+
+def adapters_check(options: StackOptions) -> Check:
+    """Whether the LoRA adapters of the model are there, and are its own."""
+    try:
+        folder = find_prepared(options.model, default_cache_dir())
+        found = [] if folder is None else find_adapters(options.lora_modules, folder)
+    except ModelError as error:
+        return failed("adapters", str(error), "correct or leave out what --lora-modules names")
+    except ImportError as error:
+        return failed("adapters", f"cannot be looked for: {error}", "pip install 'slackwater[executor]'")
+    there = [each.name for each in found]
+    missing = [name for name in adapter_names(options.lora_modules) if name not in there]
+    if missing:
+        return warning(
+            "adapters", f"not looked at: {', '.join(missing)}", "the first start prepares the model and them"
+        )
+    return ok("adapters", ", ".join(f"{each.name} of rank {each.rank} in {each.folder}" for each in found))
 
 
 def key_check(gateway: GatewaySettings, options: StackOptions) -> Check:

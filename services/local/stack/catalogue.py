@@ -30,7 +30,7 @@ STRATEGY = "strategy"  # its table
 # Else needed by a service that is started by itself.
 SET_BY_UP = ("model_path", "model_name", "executor_id", "other_models")
 NAME = "name"  # of a model in the stack
-EACH_MODELS = ("model", "served_model_name")  # that no two models have the same
+EACH_MODELS = ("model", "served_model_name", "lora_modules")  # that no two models have the same
 OF_MODELS = (  # of [stack], in a model's own table
     *(*EACH_MODELS, "generation_config", "engine", "executors", "strict", "threads", "kv_blocks"),
     *("vllm_attention", "sim_model", "sim_device", "slo"),
@@ -95,8 +95,8 @@ def stack_options(given: Mapping[str, Any], config: str | None, environ: Mapping
         if setting.name in EACH_MODELS and (setting.name in given or environ.get(setting.variable)):
             where = setting.flag if setting.name in given else setting.variable
             raise ConfigError(f"{where}: {file.path} has [[{MODELS}]]; say there what each of them is")
-    each = [_options_of_model(given, file, index, environ) for index in range(len(file.models))]
     try:
+        each = [_options_of_model(given, file, index, environ) for index in range(len(file.models))]
         options = msgspec.structs.replace(each[0], others=tuple(each[1:]))
         options.require_models_apart()
         return options

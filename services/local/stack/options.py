@@ -12,12 +12,13 @@ from msgspec import Meta
 from loadgen.errors import SloError
 from loadgen.report.slo import Slo, parse_slos
 from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL, is_gguf
-from services.executor.settings import ExecutorSettings
+from services.executor.settings import ExecutorSettings, require_adapters_run
 from services.gateway.settings import GatewaySettings
 from services.profiler.settings import ProfilerSettings
 from shared.protocol.services import short_name
 from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
+from shared.settings.lora_modules import adapter_names
 from shared.settings.other_models import require_distinct
 from shared.settings.setting import default_of, listed
 
@@ -34,6 +35,7 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = DEFAULT_MODEL
     served_model_name: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "served_model_name")
     generation_config: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "generation_config")
+    lora_modules: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "lora_modules")
     engine: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "engine")
     host: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "host")
     port: Annotated[int, GatewaySettings] = default_of(GatewaySettings, "port")
@@ -67,6 +69,8 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("give one of --budget-ms and --slo, not both")
         if self.slo and not (strategy.uses_latency_budget or strategy.uses_deadlines):
             raise ValueError(f"preset {strategy.preset} has no latency budget to keep an SLO with: leave --slo out")
+        require_adapters_run(self.engine, self.lora_modules)
+        require_distinct(self.all_names)
         strategy.make_offline_rate()
         if self.strict and self.strict >= self.executors:
             raise ValueError(self._too_many_strict())
@@ -79,8 +83,9 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def require_models_apart(self) -> None:
         """Raises ValueError where two models, or their processes, would have the same name."""
-        require_distinct([name for model in self.models for name in model.client_names])
-        require_distinct([model.model_name for model in self.models])
+        require_distinct([name for model in self.models for name in model.all_names])
+        adapters = [name for model in self.models for name in adapter_names(model.lora_modules)]
+        require_distinct([*(model.model_name for model in self.models), *adapters])
         short = [short_name(model.model_name) for model in self.models]
         if len(set(short)) < len(short):
             called = " and ".join(model.model_name for model in self.models)
@@ -128,6 +133,11 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     def client_names(self) -> list[str]:
         """What clients call the model; the first is in answers."""
         return listed(self.served_model_name) or [self.model_name]
+
+    @property
+    def all_names(self) -> list[str]:
+        """With those of its LoRA adapters."""
+        return [*self.client_names, *adapter_names(self.lora_modules)]
 
     @property
     def served_name(self) -> str:

@@ -65,7 +65,8 @@ def nats_binary() -> str:
 
 def prepare_command(options: StackOptions, data_dir: DataDir) -> Command:
     """Makes the model's folder, and prints it as the last line of its stdout."""
-    argv = _python("services.executor.prepare_model", {"model": options.model, "engine": options.engine})
+    asked = {"model": options.model, "engine": options.engine, "lora_modules": options.lora_modules or None}
+    argv = _python("services.executor.prepare_model", asked)
     name = f"prepare-model-{short_name(options.model_name)}" if options.name else "prepare-model"
     return Command(name, argv, data_dir.log(name))
 
@@ -87,6 +88,7 @@ class ModelPlace:
             "served_model_name": options.served_model_name,
             "generation_config": options.generation_config,
             "slo": slo,
+            "lora_modules": options.lora_modules,
         }
         return msgspec.convert(told, OtherModel)
 

@@ -73,7 +73,7 @@ class BatchInput:
     def __init__(self, record: BatchRecord, tokenizer: Tokenizer, model: ServedModel) -> None:
         self._record = record
         self._tokenizer = tokenizer
-        self._model = model
+        self._model = model.only(record.adapter)
         self._custom_ids: set[bytes] = set()  # digests: an id may be long
 
     def parse(self, group: list[tuple[int, bytes]]) -> ParsedLines:

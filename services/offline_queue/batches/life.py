@@ -182,8 +182,8 @@ class BatchLife:
         elif self._is_cancelled:
             await self._reload()
         else:
-            counted = ingested.total, ingested.num_tokens
-            await self._edit(batch_records.started(*counted, self._tools.model.name, self._now_s()))
+            counted, model = (ingested.total, ingested.num_tokens), self._tools.model.only(self.record.adapter)
+            await self._edit(batch_records.started(*counted, model.name, self._now_s()))
         became = {"batch_id": self.record.id, "status": self.record.status, "lines": ingested.total}
         logger.info("batch ingested", extra=became)
 

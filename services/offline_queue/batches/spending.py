@@ -46,7 +46,7 @@ class BatchSpending:
 
     def note(self, record: BatchRecord) -> None:
         """The batch's record is this by now; it is written with the others."""
-        for place, usage in places_of(record, model_token(record.model_name)).items():
+        for place, usage in places_of(record, model_token(record.adapter or record.model_name)).items():
             self.ledger.put(place, usage)
 
     def spent_budget(self, client_id: str) -> SpentBudget | None:

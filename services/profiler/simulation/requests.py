@@ -13,6 +13,7 @@ from services.profiler.simulation.encoding import PromptEncoder
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import Packed
+from shared.scheduling.kv.block_hash import PLAIN, KVScope
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
@@ -186,7 +187,7 @@ class _PackedPrompt:
     prepared: PreparedBacklog
     index: int
     arrival_s: float
-    num_top: ClassVar[int | None] = None
+    scope: ClassVar[KVScope] = PLAIN
 
     @property
     def prompt(self) -> bytes:

@@ -70,7 +70,7 @@ _other_fields: dict[str, OtherFields] = {CHAT: CHAT_FIELDS, TEXT: TEXT_FIELDS}
 def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: ServedModel) -> CompletionRequest:
     """Of one of ENDPOINTS. Raises RequestError."""
     fields = decode_body(body, _decoders[endpoint])
-    model.check(fields.model)
+    model = model.asked_as(fields.model)
     read_fields(body, fields.__struct_fields__, _other_fields[endpoint])
     stream = fields.stream or False
     if fields.stream_options is not None and not stream:

@@ -51,6 +51,7 @@ def sampling_of(
         prompt_logprobs=asked_of_prompt(fields.prompt_logprobs, num_logprobs if fields.echoes else None, prompt_tokens),
         echo=fields.echoes,
         lists_prompt=fields.prompt_logprobs is not None,
+        adapter=model.adapter,
         **_plain(fields, max_tokens, tokenizer.vocab_size, model.defaults),
     )
 

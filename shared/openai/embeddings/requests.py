@@ -34,7 +34,7 @@ _decoder = msgspec.json.Decoder(EmbeddingBody)
 def parse_embedding(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> CompletionRequest:
     """A request whose every input is a prompt without output. Raises RequestError."""
     fields = decode_body(body, _decoder)
-    model.check(fields.model)
+    model = model.asked_as(fields.model)
     read_fields(body, fields.__struct_fields__, EMBEDDING_FIELDS)
     first, *others = prompts = text_prompts(fields.input, tokenizer, field="input", most=MAX_INPUTS)
     _check_length(max(map(len, prompts)), model)
@@ -48,6 +48,7 @@ def parse_embedding(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Co
             temperature=0.0,
             ignore_eos=True,
             embedding=EmbeddingShape(fields.encoding_format == "base64", fields.dimensions),
+            adapter=model.adapter,
         ),
         stream=False,
         include_usage=False,

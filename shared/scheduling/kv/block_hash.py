@@ -1,21 +1,44 @@
 """What a full block of KV is known by, everywhere: a hash of its tokens and of all tokens before them."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
 from struct import Struct
+from typing import NamedTuple
 
 from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens
 
 HASH_BYTES = 16
 SHARED_TOPS = 9  # scores with so many most probable tokens or more take too much memory to be kept
 _EACH = Struct(f"{HASH_BYTES}s")
-_SCORED = b"scored"
+_SCORED, _ADAPTER = b"scored", b"adapter"
 _BLANK = blake2b(digest_size=HASH_BYTES)  # copied for each hash: three times as fast as a new one
 
 
+class KVScope(NamedTuple):
+    """Whose blocks a prompt may find, beside those that have its tokens: of requests with the same scope."""
+
+    num_top: int | None = None  # of a prompt whose tokens are scored: see ``scored_chain``; None: they are not
+    adapter: str = ""  # of the model, by its name: KV is another one with each
+
+    @property
+    def root(self) -> bytes:
+        """What stands before the first block: ``parent`` of its hash."""
+        return blake2b(_ADAPTER + self.adapter.encode(), digest_size=HASH_BYTES).digest() if self.adapter else b""
+
+
+PLAIN = KVScope()
+
+
+@lru_cache(maxsize=256)
+def kv_scope(num_top: int | None, adapter: str) -> KVScope:
+    """The same object for all that are alike: each of many waiting requests has one."""
+    return KVScope(num_top, adapter) if adapter or num_top is not None else PLAIN
+
+
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Of a block's tokens after the block with the hash ``parent``; b"" for the first one."""
+    """Of a block's tokens after the block with the hash ``parent``; the scope's ``root`` for the first one."""
     hasher = _BLANK.copy()
     hasher.update(parent + pack_tokens(token_ids))
     return hasher.digest()
@@ -41,9 +64,10 @@ def hash_chain(
 
 
 def scored_chain(
-    tokens: Sequence[int] | bytes, block_size: int, num_top: int, max_blocks: int | None = None
+    tokens: Sequence[int] | bytes, block_size: int, num_top: int, max_blocks: int | None = None, root: bytes = b""
 ) -> list[bytes]:
     """As ``hash_chain``, of the blocks of a prompt whose tokens are scored, with ``num_top`` most probable ones each.
+    ``root``: the scope's.
 
     Who finds such a block finds scores with its KV. A token is scored by what is computed of the one before it; so a
     block goes with the scores of its tokens but the first and of the one that follows it, and is known by them: the
@@ -52,16 +76,16 @@ def scored_chain(
     if not num_top < SHARED_TOPS or not packed:
         return []
     first, rest = packed[:TOKEN_BYTES], packed[TOKEN_BYTES:]
-    return hash_chain(rest, block_size, max_blocks, _SCORED + bytes([num_top]) + first)
+    return hash_chain(rest, block_size, max_blocks, _SCORED + bytes([num_top]) + first + root)
 
 
 def prompt_chain(
-    tokens: Sequence[int] | bytes, block_size: int, num_top: int | None, max_blocks: int | None = None
+    tokens: Sequence[int] | bytes, block_size: int, scope: KVScope, max_blocks: int | None = None
 ) -> list[bytes]:
-    """What a prompt finds its beginning by: ``scored_chain`` with a ``num_top``, ``hash_chain`` with None."""
-    if num_top is None:
-        return hash_chain(tokens, block_size, max_blocks)
-    return scored_chain(tokens, block_size, num_top, max_blocks)
+    """What a prompt finds its beginning by: ``scored_chain`` where its tokens are scored, else ``hash_chain``."""
+    if scope.num_top is None:
+        return hash_chain(tokens, block_size, max_blocks, scope.root)
+    return scored_chain(tokens, block_size, scope.num_top, max_blocks, scope.root)
 
 
 def split_hashes(packed: bytes) -> list[bytes]:

@@ -20,7 +20,7 @@ from shared.replica.engine import StepBatch, StepResult
 from shared.replica.outputs import final_output
 from shared.replica.prompt_scores import BlockScores, PromptScoring
 from shared.replica.replica import SCORES_LOST, Replica
-from shared.scheduling.kv.block_hash import SHARED_TOPS, hash_chain, prompt_chain, scored_chain
+from shared.scheduling.kv.block_hash import PLAIN, SHARED_TOPS, KVScope, hash_chain, prompt_chain, scored_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
@@ -282,7 +282,7 @@ def test_the_chain_of_scored_blocks_knows_the_token_that_follows_each() -> None:
     assert scored_chain([*prompt[:32], 99], 16, NUM_TOP)[1] != chain[1], "its last score is of another token"
     assert scored_chain([7, *prompt[1:]], 16, NUM_TOP)[0] != chain[0]
     assert not set(chain) & {*hash_chain(prompt, 16), *hash_chain(prompt[1:], 16), *scored_chain(prompt, 16, 1)}
-    assert prompt_chain(prompt, 16, NUM_TOP, 1) == chain[:1] and prompt_chain(prompt, 16, None) == hash_chain(
+    assert prompt_chain(prompt, 16, KVScope(NUM_TOP), 1) == chain[:1] and prompt_chain(prompt, 16, PLAIN) == hash_chain(
         prompt, 16
     )
     assert scored_chain(prompt, 16, SHARED_TOPS) == [], "so many take too much memory"

@@ -1,10 +1,11 @@
-{{- /* All that the stack serves, as JSON: name, source, short (in names of objects), servedModelName, slo, strategy. */}}
+{{- /* All that the stack serves, as JSON: name, source, loraModules, short (in names of objects), servedModelName,
+       slo, strategy. */}}
 {{- define "slackwater.models" -}}
 {{- $served := .Values.gateway.settings.served_model_name | default list }}
 {{- $first := dict "short" "default" "servedModelName" $served "slo" .Values.slo "strategy" dict }}
-{{- $all := list (merge $first (pick .Values.model "name" "source")) }}
+{{- $all := list (merge $first (pick .Values.model "name" "source" "loraModules")) }}
 {{- range .Values.otherModels }}
-{{- $all = append $all (merge (deepCopy .) (dict "servedModelName" list "slo" list "strategy" dict)) }}
+{{- $all = append $all (merge (deepCopy .) (dict "servedModelName" list "loraModules" list "slo" list "strategy" dict)) }}
 {{- end }}
 {{- toJson $all }}
 {{- end }}
@@ -35,6 +36,10 @@
   value: {{ .name | quote }}
 - name: SLACKWATER_MODEL_PATH
   value: {{ include "slackwater.model.path" . }}
+{{- with .loraModules }}
+- name: SLACKWATER_LORA_MODULES
+  value: {{ include "slackwater.value" . | quote }}
+{{- end }}
 {{- end }}
 
 {{- /* The setting other_models. root, model (all others are told of). */}}
@@ -44,6 +49,9 @@
 {{- if ne .name $.model.name }}
 {{- $served := include "slackwater.value" .servedModelName }}
 {{- $told := dict "name" .name "path" (include "slackwater.model.path" .) "slo" (include "slackwater.value" .slo) }}
+{{- with .loraModules }}
+{{- $_ := set $told "lora_modules" (include "slackwater.value" .) }}
+{{- end }}
 {{- $others = append $others (set $told "served_model_name" $served) }}
 {{- end }}
 {{- end }}
@@ -104,7 +112,8 @@
     - sh
     - -ec
     - |
-      python -m services.executor.prepare_model --model "$MODEL" --engine "$ENGINE" > /tmp/folder
+      python -m services.executor.prepare_model --model "$MODEL" --engine "$ENGINE" \
+        --lora-modules "${SLACKWATER_LORA_MODULES:-}" > /tmp/folder
       folder=$(tail -n 1 /tmp/folder)
       test "$(readlink "$SLACKWATER_MODEL_PATH")" = "$folder" || ln -sfn "$folder" "$SLACKWATER_MODEL_PATH"
   env:

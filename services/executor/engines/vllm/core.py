@@ -15,8 +15,10 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+from services.executor.adapters import Adapter
 from services.executor.engines.torch.device import choose_dtype, kv_memory_bytes
 from services.executor.engines.torch.threads import cpu_count
+from services.executor.engines.vllm.adapters import ADAPTERS_KEY, held_rank, lora_args
 from services.executor.engines.vllm.attention import backend_member, directed_attention
 from services.executor.engines.vllm.bare_weights import bare_weights_args
 from services.executor.engines.vllm.environment import changes_undone
@@ -51,6 +53,7 @@ class VllmOptions:
     num_host_slots: int | None = 0
     tensor_parallel: int = 1  # workers that share each layer
     pipeline_parallel: int = 1  # stages, one after another
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def has_directions(self) -> bool:
@@ -62,10 +65,12 @@ class VllmOptions:
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
-    def degrees(self) -> str:
-        """As the end of a device in a profile key."""
+    def variant(self) -> str:
+        """As the end of a device in a profile key: what makes its steps take another time."""
+        attention = "-own-attention" if self.has_directions else ""
+        adapters = f"-lora{len(self.adapters)}x{held_rank(self.adapters)}" if self.adapters else ""
         tensor = f"-tp{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-        return tensor + (f"-pp{self.pipeline_parallel}" if self.pipeline_parallel > 1 else "")
+        return attention + adapters + tensor + (f"-pp{self.pipeline_parallel}" if self.pipeline_parallel > 1 else "")
 
 
 def make_core(path: Path, facts: ModelFacts, options: VllmOptions) -> EngineCore:
@@ -137,10 +142,14 @@ def _engine_args(path: Path, options: VllmOptions, device: str) -> EngineArgs:
         distributed_executor_backend="uni" if options.num_workers == 1 else "mp",
         async_scheduling=False,
         attention_backend=attention,
-        additional_config={ATTENTION_KEY: options.attention},
+        additional_config={
+            ATTENTION_KEY: options.attention,
+            ADAPTERS_KEY: {each.name: str(each.folder) for each in options.adapters},
+        },
         scheduler_cls=PlannedScheduler,
         use_tqdm_on_load=False,
         **bare_weights_args(path),
+        **lora_args(options.adapters, is_cpu),
     )
 
 

@@ -20,6 +20,7 @@ from services.executor.engines.torch.base import EngineOnTorch
 from services.executor.engines.torch.device import device_name
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
 from services.executor.engines.torch.interruption import Interruption
+from services.executor.engines.vllm.adapters import ADAPTERS_KEY, load_adapters
 from services.executor.engines.vllm.attention_step import bind_attention
 from services.executor.engines.vllm.core import VllmOptions, make_core, shut_down_on_error
 from services.executor.engines.vllm.kv_memory import kv_regions_of, kv_shards_of
@@ -58,6 +59,7 @@ class VllmEngine(EngineOnTorch):
         core = make_core(path, ModelFacts.read(path), options)
         with shut_down_on_error(core, path):
             core.model_executor.collective_rpc(prepare_worker, args=(options.num_workers > 1, path))
+            load_adapters(core.model_executor, core.vllm_config.additional_config[ADAPTERS_KEY])
             interruption = Interruption(torch.device(core.vllm_config.device_config.device_type))
             if options.num_workers == 1:
                 core.model_executor.collective_rpc(check_in_layers, args=(interruption.check,))
@@ -93,8 +95,7 @@ def _spec_of(core: EngineCore, host: HostPool | None, path: Path, name: str, opt
     return EngineSpec(
         model=name,
         engine="vllm",
-        device=(f"{device}-own-attention" if options.has_directions else device)  # its steps take another time
-        + options.degrees,
+        device=device + options.variant,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
         max_model_len=min(config.model_config.max_model_len, core.scheduler.num_blocks * options.block_size),
         vocab_size=facts.vocab_size,
@@ -108,6 +109,7 @@ def _spec_of(core: EngineCore, host: HostPool | None, path: Path, name: str, opt
         takes_steps_ahead=options.pipeline_parallel == 1 and config.device_config.device_type == "cuda",
         architecture=read_architecture(path, name, config.model_config.dtype.itemsize),
         tensor_parallel=options.tensor_parallel,
+        adapters=tuple(each.name for each in options.adapters),
     )
 
 

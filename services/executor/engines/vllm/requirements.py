@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -43,6 +44,8 @@ CALLS: tuple[tuple[Callable[..., Any], str], ...] = (
     (Executor.collective_rpc, "self method args"),
     (Executor.execute_model, "self scheduler_output non_block"),
     (Executor.sample_tokens, "self grammar_output non_block"),
+    (Executor.add_lora, "self lora_request"),
+    (LoRARequest, "lora_name lora_int_id lora_path"),
     (Sampler.forward, "self logits sampling_metadata"),
     (SamplingParams, "temperature max_tokens ignore_eos extra_args"),
     (GPUModelRunner.execute_model, "self scheduler_output"),
@@ -97,7 +100,8 @@ ENGINE_ARGS = (
     "num_gpu_blocks_override kv_cache_memory_bytes enable_prefix_caching enable_chunked_prefill "
     "disable_hybrid_kv_cache_manager tensor_parallel_size pipeline_parallel_size distributed_executor_backend "
     "async_scheduling attention_backend additional_config scheduler_cls use_tqdm_on_load generation_config "
-    "runner load_format worker_extension_cls hf_overrides"
+    "runner load_format worker_extension_cls hf_overrides "
+    "enable_lora max_loras max_cpu_loras max_lora_rank lora_target_modules"
 )
 
 

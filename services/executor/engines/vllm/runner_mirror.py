@@ -15,6 +15,7 @@ from typing import Any
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
+from services.executor.engines.vllm.adapters import ADAPTERS_KEY, lora_requests
 from services.executor.settings import OWN_ATTENTION
 from shared.errors import EngineError
 from shared.protocol.sampling import SamplingParams
@@ -64,6 +65,7 @@ class RunnerMirror:
         self._vocab_size: int = vllm_config.model_config.get_vocab_size()
         self._step_limits = vllm_config.scheduler_config
         self._has_directions = vllm_config.additional_config.get(ATTENTION_KEY) == OWN_ATTENTION
+        self._adapters = {"": None, **lora_requests(vllm_config.additional_config.get(ADAPTERS_KEY, {}))}
         self._depth: int = vllm_config.parallel_config.pipeline_parallel_size
         self._batch = 0
         self._rows: dict[str, _Row] = {}
@@ -84,7 +86,7 @@ class RunnerMirror:
                 _add_cached(output.scheduled_cached_reqs, sequence, row)
             else:
                 output.finished_req_ids.add(sequence.request_id)  # whatever it was before
-                output.scheduled_new_reqs.append(_new_request(sequence))
+                output.scheduled_new_reqs.append(self._new_request(sequence))
                 num_tokens = sequence.num_computed_tokens + len(sequence.token_ids)
                 row = self._rows[sequence.request_id] = _Row(sequence, list(sequence.block_table), num_tokens)
             row.batch, row.last_token = self._batch, None
@@ -100,6 +102,33 @@ class RunnerMirror:
             row.last_token = token_id
             row.num_tokens += 1
             row.num_sampled += 1
+
+    def _new_request(self, sequence: Sequence) -> NewRequestData:
+        """A request whose prompt is all that is known. Where no token is to be sampled the prompt goes on, by one that
+        no step computes: the runner then drops what it samples."""
+        history = sequence.history
+        known = history.token_ids if history else [PLACEHOLDER] * sequence.num_computed_tokens
+        token_ids = known[: sequence.num_computed_tokens] + sequence.token_ids
+        if not sequence.needs_sample:
+            token_ids.append(PLACEHOLDER)
+        extra = {
+            SAMPLING_KEY: sequence.sampling if sequence.needs_sample else NOT_SAMPLED,
+            NUM_PROMPT_TOKENS_KEY: history.num_prompt_tokens if history else None,
+            FILLS_RIGHT_KEY: sequence.fills_right,
+            SCORED_KEY: _scored_chunk(sequence),
+            EMBEDDED_KEY: sequence.num_computed_tokens if sequence.needs_embedding else None,
+        }
+        return NewRequestData(
+            req_id=sequence.request_id,
+            prompt_token_ids=token_ids,
+            mm_features=[],
+            # Ours ride along; greedy is the cheapest that vLLM's own may be.
+            sampling_params=VllmSamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None, extra_args=extra),
+            pooling_params=None,
+            block_ids=_block_ids(sequence.block_table),
+            num_computed_tokens=sequence.num_computed_tokens,
+            lora_request=self._adapters[sequence.sampling.adapter],
+        )
 
     def _drop_old_rows(self) -> list[str]:
         """Those that are in no step that can be in flight."""
@@ -128,6 +157,8 @@ class RunnerMirror:
             raise EngineError(f"{what}: its block table does not reach its {end} tokens")
         if min(new_blocks, default=0) < 0 or max(new_blocks, default=0) >= self._num_blocks:
             raise EngineError(f"{what} has a block outside the pool of {self._num_blocks}")
+        if sequence.sampling.adapter not in self._adapters:
+            raise EngineError(f"{what}: the adapter {sequence.sampling.adapter!r} is not loaded")
         if sequence.fills_right and not self._has_directions:
             raise EngineError(f"{what} fills its blocks from the right, which vLLM's attention does not read")
 
@@ -155,34 +186,6 @@ def _add_cached(cached: CachedRequestData, sequence: Sequence, row: _Row) -> Non
     cached.new_block_ids.append(_block_ids(new_blocks) if new_blocks else None)
     cached.num_computed_tokens.append(sequence.num_computed_tokens)
     cached.num_output_tokens.append(row.num_sampled)
-
-
-def _new_request(sequence: Sequence) -> NewRequestData:
-    """A request whose prompt is all that is known. Where no token is to be sampled the prompt goes on, by one that no
-    step computes: the runner then drops what it samples."""
-    history = sequence.history
-    known = history.token_ids if history else [PLACEHOLDER] * sequence.num_computed_tokens
-    token_ids = known[: sequence.num_computed_tokens] + sequence.token_ids
-    if not sequence.needs_sample:
-        token_ids.append(PLACEHOLDER)
-    extra = {
-        SAMPLING_KEY: sequence.sampling if sequence.needs_sample else NOT_SAMPLED,
-        NUM_PROMPT_TOKENS_KEY: history.num_prompt_tokens if history else None,
-        FILLS_RIGHT_KEY: sequence.fills_right,
-        SCORED_KEY: _scored_chunk(sequence),
-        EMBEDDED_KEY: sequence.num_computed_tokens if sequence.needs_embedding else None,
-    }
-    return NewRequestData(
-        req_id=sequence.request_id,
-        prompt_token_ids=token_ids,
-        mm_features=[],
-        # Ours ride along; greedy is the cheapest that vLLM's own may be.
-        sampling_params=VllmSamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None, extra_args=extra),
-        pooling_params=None,
-        block_ids=_block_ids(sequence.block_table),
-        num_computed_tokens=sequence.num_computed_tokens,
-        lora_request=None,
-    )
 
 
 def _scored_chunk(sequence: Sequence) -> ScoredChunk | None:

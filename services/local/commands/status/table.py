@@ -71,9 +71,11 @@ def describe(beat: Heartbeat, acts_as: Role = Role.MIXED, names_model: bool = Fa
     """``acts_as``: beside the others."""
     info, counters = beat.info, beat.counters
     model = f"{info.spec.model} by " if names_model else ""
+    adapters = f"  adapters {', '.join(info.spec.adapters)}\n" if info.spec.adapters else ""
     waits, slow = (f"           {words}\n" if words else "" for words in (beat.offline_waits, beat.slow_step))
     return (
         f"{info.executor_id}  {model}{info.spec.engine} on {info.spec.device}{role_and_draining_text(beat, acts_as)}\n"
+        f"{adapters}"
         f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
         f"{counters.finished_online} finished, {counters.online_tokens} tokens\n{_describe_deadlines(info.strategy)}"
         f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "

@@ -59,7 +59,7 @@ class EngineDriver:
         self._fail = fail
         self._interrupt = interrupt
         self._users: Counter[int] = Counter()
-        self._cached: dict[tuple[int, ...], int] = {}  # whole prefix up to a full block's end -> the block
+        self._cached: dict[tuple[str | int, ...], int] = {}  # adapter, whole prefix to a full block's end -> the block
         self.shared_blocks = 0
         self.drops = 0
         self.restarts = 0
@@ -162,7 +162,7 @@ class EngineDriver:
         tokens = request.tokens
         self._release(request)
         for end in range(size, len(tokens), size):  # the last token is always computed: its logits are needed
-            block = self._cached.get(tuple(tokens[:end]))
+            block = self._cached.get((request.sampling.adapter, *tokens[:end]))
             if block is None:
                 return
             request.block_table.append(block)
@@ -181,7 +181,8 @@ class EngineDriver:
     def _publish_full_blocks(self, request: Request) -> None:
         size = self._engine.spec.block_size
         for index in range(request.num_computed // size):
-            self._cached.setdefault(tuple(request.tokens[: (index + 1) * size]), request.block_table[index])
+            prefix = request.sampling.adapter, *request.tokens[: (index + 1) * size]
+            self._cached.setdefault(prefix, request.block_table[index])
 
     def _maybe_drop(self, running: list[Request]) -> None:
         if self._rng.random() < self._drop:

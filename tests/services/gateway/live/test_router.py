@@ -7,11 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 from shared.bus import Bus
+from shared.errors import NoExecutorError
 from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
-from shared.scheduling.kv.block_hash import hash_chain
+from shared.scheduling.kv.block_hash import KVScope, hash_chain
 from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges
 from shared.scheduling.placement.prompt import Prompt
 from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, load, peer
@@ -62,6 +64,44 @@ async def test_a_prefix_goes_where_it_was_and_elsewhere_under_load(front: Front,
     assert (await other.next_request()).prompt_token_ids[-1] == 3
 
 
+async def test_a_request_goes_where_its_adapter_is_whatever_is_to_be_done_there(
+    front: Front, peer: Peer, other: Peer
+) -> None:
+    other.adapters = ("sql",)
+    await other.beat(online_running=40)
+    await front.until(lambda: load(front, "executor-1") == 40)
+    asked = with_prompt(*PREFIX)
+    await front.submit(replace(asked, sampling=replace(asked.sampling, adapter="sql")))
+    assert (await other.next_request()).sampling.adapter == "sql"
+    await front.submit(asked)
+    assert (await peer.next_request()).sampling.adapter == "", "what the other has of the prompt is another KV"
+    why = "no executor of m that takes requests has the adapter 'chat'; waited 0.1 s"
+    with pytest.raises(NoExecutorError, match=why):
+        await front.router.route_within(PREFIX, 0.1, KVScope(None, "chat"))
+
+
+async def test_one_that_lost_its_executor_waits_for_its_adapter_and_holds_up_nobody(
+    front: Front, peer: Peer, other: Peer
+) -> None:
+    other.adapters = ("sql",)
+    await other.beat()
+    await front.until(lambda: bool(front.registry.for_prompts("sql")))
+    asked = with_prompt(*PREFIX)
+    await front.submit(replace(asked, sampling=replace(asked.sampling, adapter="sql")))
+    sent = await other.next_request()
+    await other.send(sent.request_id, [5])
+    await front.submit(asked)
+    plain = await peer.next_request()
+    await other.beat(reconnects=1, draining=True)
+    await peer.send(plain.request_id, [], FinishReason.ABORT)
+    assert (await _resumed(peer)).sampling.adapter == "", "the one behind it goes on"
+    assert not front.registry.for_prompts("sql")
+    await other.beat(reconnects=1)
+    resumed = await _resumed(other)
+    assert (resumed.sampling.adapter, resumed.output_token_ids) == ("sql", [5])
+    assert peer.inbox.empty()
+
+
 async def test_a_request_counts_where_it_is_from_its_submission_to_its_end(
     front: Front, peer: Peer, other: Peer
 ) -> None:
@@ -76,6 +116,13 @@ async def test_a_request_counts_where_it_is_from_its_submission_to_its_end(
     await front.tracker.close(generation)
     assert load(front, "executor-0") == load(front, "executor-1") == 0
     assert receiver.inbox.empty()
+
+
+async def _resumed(peer: Peer) -> GenerateRequest:
+    """What comes to it next that is no abort."""
+    while not isinstance(message := await asyncio.wait_for(peer.inbox.get(), 10), GenerateRequest):
+        pass
+    return message
 
 
 async def _either(*peers: Peer) -> Peer:

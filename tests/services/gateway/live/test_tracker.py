@@ -63,6 +63,7 @@ class Peer:
     gateway_id: str = GATEWAY  # of the last request
     role: Role = Role.MIXED
     kv_link: str = "sim"
+    adapters: tuple[str, ...] = ()
 
     async def listen(self) -> None:
         await self.bus.subscribe(subjects.inbox(self.executor_id), InboxMessage, self.inbox.put)
@@ -86,7 +87,7 @@ class Peer:
         self, model: str = "m", draining: bool = False, online_running: int = 0, reconnects: int = 0
     ) -> None:
         """Each online request that runs decodes over 100 tokens."""
-        spec = EngineSpec(model, "sim", "cpu", "float16", 256, 49152, 16, 64, (2,))
+        spec = EngineSpec(model, "sim", "cpu", "float16", 256, 49152, 16, 64, (2,), adapters=self.adapters)
         info = ExecutorInfo(self.executor_id, self.epoch, 1, "key", spec, 8, 512, role=self.role, kv_link=self.kv_link)
         work = BatchFeatures(0, 0, 100 * online_running, online_running, 0)
         heartbeat = Heartbeat(info, ExecutorCounters(), draining, 0, online_running, 0, 0, 64, work, reconnects)

@@ -20,6 +20,7 @@ from services.local.doctor.check import State
 from services.local.stack.data_dir import DataDir, StackFile
 from services.local.stack.machine import free_port
 from services.local.stack.options import StackOptions
+from tests.services.executor.lora_adapters import ATTENTION, make_adapter
 
 OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
@@ -219,3 +220,18 @@ def test_the_shell_completes_commands_options_and_values(words: str, completed: 
     asked = {"_SLACKWATER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
     ran = subprocess.run(SLACKWATER, capture_output=True, text=True, env=os.environ | asked, timeout=60)
     assert set(ran.stdout.split()) == completed, ran.stderr
+
+
+def test_adapters_are_looked_at_where_they_are_to_be_loaded(folder: Path, model_folder: Path) -> None:
+    made = make_adapter(model_folder, folder / "sql", 1, ATTENTION[:1])
+
+    def checked(modules: str, engine: str = "vllm") -> tuple[str, str] | None:
+        stdout = doctor("--json", "--engine", engine, "--lora-modules", modules)[1]
+        found = [each for each in json.loads(stdout)["checks"] if each["name"] == "adapters"]
+        return (found[0]["state"], found[0]["found"]) if found else None
+
+    assert checked("sql=./sql") == ("ok", f"sql of rank 8 in {made}")
+    assert checked("sql=./sql,hub=nobody/nothing-here") == ("warning", "not looked at: hub")
+    (made / "adapter_config.json").unlink()
+    assert checked("sql=./sql") == ("failed", "sql is no LoRA adapter: it has no adapter_config.json")
+    assert checked("sql=./sql", "sim") is None and checked("") is None

@@ -10,7 +10,7 @@ from services.local.stack.data_dir import DataDir
 from services.local.stack.gpu_pinning import DeviceShare, shares_of_models
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
-from services.local.stack.service_commands import ModelPlace, service_commands
+from services.local.stack.service_commands import ModelPlace, prepare_command, service_commands
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.errors import ConfigError, StackError
@@ -179,3 +179,54 @@ def test_the_setting_is_json_that_can_be_read(tmp_path: Path) -> None:
     commands = commands_of(options_of(tmp_path, TWO), tmp_path)
     (told,) = json.loads(setting(commands["gateway"], "other_models") or "")
     assert told["path"] == str(tmp_path / "small one") and told["name"] == "small one"
+
+
+ADAPTERS = """
+[stack]
+engine = "vllm"
+[[models]]
+name = "large"
+model = "org/Large"
+lora_modules = ["sql=./sql", "chat=some/chat"]
+[[models]]
+name = "small"
+model = "smollm2-135m-instruct"
+"""
+
+
+def test_adapters_are_told_to_those_who_serve_and_run_them(tmp_path: Path) -> None:
+    options = options_of(tmp_path, ADAPTERS)
+    modules = "sql=./sql,chat=some/chat"
+    assert options.all_names == ["large", "sql", "chat"] and options.others[0].all_names == ["small"]
+    commands = commands_of(options, tmp_path)
+    for name, own in (("gateway", modules), ("offline-queue-large", modules), ("executor-large-0", modules)):
+        assert setting(commands[name], "lora_modules") == own
+    for name in ("offline-queue-small", "executor-small-0"):
+        assert setting(commands[name], "lora_modules") == ""
+    (of_small,) = parse_other_models(setting(commands["offline-queue-small"], "other_models") or "")
+    assert of_small.all_names == ["large", "sql", "chat"]
+    assert setting(prepare_command(options, DataDir(tmp_path)), "lora_modules") == modules
+    assert setting(prepare_command(options.others[0], DataDir(tmp_path)), "lora_modules") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('name = "small"', 'name = "sql"'), "two models are called 'sql'"),
+        (('"chat=some/chat"', '"small=some/chat"'), "two models are called 'small'"),
+        (('"chat=some/chat"', '"sql=some/chat"'), "two adapters are called 'sql'"),
+        (('"chat=some/chat"', '"large=some/chat"'), "two models are called 'large'"),
+        (('"chat=some/chat"', '"chat"'), "'chat' names no adapter"),
+        (('engine = "vllm"', 'engine = "torch"'), "the torch engine runs no LoRA adapters"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        options_of(tmp_path, ADAPTERS.replace(*change))
+
+
+def test_adapters_of_one_of_several_models_stand_in_its_table(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--lora-modules: .* has \[\[models\]\]; say there"):
+        options_of(tmp_path, ADAPTERS, {"lora_modules": "a=./a"})
+    alone = stack_options({"engine": "sim", "lora_modules": "a=./a"}, "", {})
+    assert alone.all_names == ["smollm2-135m-instruct", "a"]

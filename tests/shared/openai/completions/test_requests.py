@@ -8,7 +8,7 @@ import pytest
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError
-from shared.openai.served_model import ServedModel
+from shared.openai.served_model import MODEL_MISMATCH, ServedModel
 from shared.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
@@ -65,6 +65,30 @@ def test_a_model_has_each_of_its_names() -> None:
     assert limited.names == ["second"] and parse(TEXT, limited, model="second").model == "first"
     with pytest.raises(RequestError, match="do not have access"):
         parse(TEXT, limited, model="first")
+
+
+def test_adapters_are_models_of_their_own() -> None:
+    model = ServedModel("first", 256, aliases=("second",), others=("else",), adapters={"sql": "./sql", "chat": "c/c"})
+    assert model.names == ["first", "second", "sql", "chat"]
+    for name, called, adapter in (("second", "first", ""), ("sql", "sql", "sql"), ("chat", "chat", "chat")):
+        found = parse(TEXT, model, model=name)
+        assert (found.model, found.sampling.adapter) == (called, adapter)
+    assert parse(TEXT, msgspec.structs.replace(model, permitted=["sql"]), model="sql").model == "sql"
+    with pytest.raises(RequestError, match="do not have access"):
+        parse(TEXT, msgspec.structs.replace(model, permitted=["first"]), model="sql")
+
+
+def test_a_batch_is_of_one_of_them() -> None:
+    model = ServedModel("first", 256, aliases=("second",), others=("else",), adapters={"sql": "./sql", "chat": "c/c"})
+    for own, names in (("", ["first", "second"]), ("sql", ["sql"]), ("gone", ["gone"])):
+        only = model.only(own)
+        assert only.names == names and parse(TEXT, only, model=names[-1]).sampling.adapter == own
+        for other in {*model.names, "else"} - {*names}:
+            with pytest.raises(RequestError, match=f"'{other}' is another one than '{names[0]}'") as raised:
+                parse(TEXT, only, model=other)
+            assert raised.value.code == MODEL_MISMATCH
+        with pytest.raises(RequestError, match="does not exist"):
+            parse(TEXT, only, model="nobody")
 
 
 def test_defaults_are_openais() -> None:
