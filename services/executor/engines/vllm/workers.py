@@ -84,8 +84,8 @@ def _check_kernels(model: torch.nn.Module, model_path: Path) -> None:
         chosen_by = (getattr(module, "quant_method", None), getattr(module, "scheme", None))
         if any(isinstance(getattr(each, "kernel", None), CPUWNA16LinearKernel) for each in chosen_by):
             raise ModelError(
-                f"vLLM cannot run the model in {model_path}: its weights are quantized to few bits, and vLLM multiplies "
-                "such on a CPU only where it has AVX-512: choose the model with full weights, or another machine"
+                f"vLLM cannot run the model in {model_path}: its weights are quantized to few bits, and on a CPU vLLM "
+                "multiplies such only with AVX-512: choose the model with full weights, or another machine"
             )
 
 

@@ -75,7 +75,7 @@ def test_quantized_weights_give_the_tokens_of_what_they_stand_for(
 
 @pytest.mark.skipif(HAS_FEW_BITS, reason="they run here")
 def test_weights_that_no_kernel_here_multiplies_are_refused_when_they_are_loaded(folders: tuple[Path, Path]) -> None:
-    with pytest.raises(ModelError, match="few bits.*AVX-512"):
+    with pytest.raises(ModelError, match=r"few bits.*AVX-512"):
         load_vllm(folders[0])
 
 
