@@ -55,6 +55,8 @@ def _share(part: str, whole: str) -> str:
     return f"{_rate_of_executors(part)} / {_rate_of_executors(whole)}"
 
 
+_CACHED = _rate_of_executors("slackwater_executor_cached_tokens_total")
+
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Online requests": (
         Panel(
@@ -173,8 +175,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Prompt tokens that the prefix cache had",
             "percentunit",
-            {"share": _share("slackwater_executor_cached_tokens_total", "slackwater_executor_prompt_tokens_total")},
-            "Over those that were computed.",
+            {"share": f"{_CACHED} / ({_CACHED} + {_rate_of_executors('slackwater_executor_prompt_tokens_total')})"},
+            "The others were computed.",
         ),
         Panel(
             "Steps without the plan that was due",
