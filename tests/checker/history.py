@@ -186,7 +186,8 @@ class Key:
 @dataclass(slots=True)
 class Start:
     """Of a process. ``ended_s``, ``status``: of its end, as Popen has it; ``reason``: the fault or the order by which
-    it ended, empty where it ended by itself; ``told_s``: when it was made to."""
+    it ended, empty where it ended by itself; ``told_s``: when it was made to; ``started_s``: when it began to serve,
+    where that is known."""
 
     at_s: float
     pid: int
@@ -194,6 +195,7 @@ class Start:
     status: int | None = None
     reason: str = ""
     told_s: float | None = None
+    started_s: float | None = None
 
 
 @dataclass(slots=True)

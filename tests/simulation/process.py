@@ -33,6 +33,7 @@ class Process:
         self.stopping = asyncio.Event()
         self.engine: VirtualEngine | None = None  # of an executor
         self.on_death: list[Callable[[], None]] = []  # what others see of it is cut off
+        self.on_started: Callable[[], None] = lambda: None  # its service serves
         self._loop = loop
         self._on_end = on_end
         self._held: list[events.Handle] = []

@@ -53,8 +53,19 @@ def main_of(machine: Machine, name: str, process: Process, clock: Clock) -> Main
     """What the process of this name runs: gateway-0, executor-1, offline-queue, offline-queue-standby and so on."""
     kind = next(kind for kind in MAKERS if name.startswith(kind))
 
+    def make(bus: Bus) -> Service:
+        service = MAKERS[kind](machine, name, process, clock)(bus)
+        start = service.start
+
+        async def start_and_tell() -> None:
+            await start()
+            process.on_started()
+
+        service.start = start_and_tell  # type: ignore[method-assign]
+        return service
+
     async def main() -> None:
-        await serve(machine.nats.url, name, MAKERS[kind](machine, name, process, clock), process.stopping)
+        await serve(machine.nats.url, name, make, process.stopping)
 
     return main
 

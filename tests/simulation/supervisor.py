@@ -98,7 +98,9 @@ class Supervisor:
         process = kept.process = Process(self._loop, kept.name, self._last_pid, self._ended)
         process.on_death.append(lambda: self._machine.nats.die(kept.name))
         kept.reason = ""
-        kept.seen.starts.append(history.Start(self._loop.time(), process.pid))
+        start = history.Start(self._loop.time(), process.pid)
+        kept.seen.starts.append(start)
+        process.on_started = lambda: setattr(start, "started_s", self._loop.time())
         process.start(main_of(self._machine, kept.name, process, kept.clock))
 
     def _ended(self, process: Process, status: int) -> None:
@@ -107,16 +109,17 @@ class Supervisor:
             return
         start, now_s = kept.seen.starts[-1], self._loop.time()
         start.ended_s, start.status = now_s, status
-        start.reason = kept.reason or self._excuse(kept.name, now_s - start.at_s)
+        start.reason = kept.reason or self._excuse(kept.name, start, now_s)
         kept.process = None
         logger.info("process ended", extra={"service": kept.name, "status": status, "reason": start.reason})
         if kept.is_wanted:
             delay_s = kept.backoff.next_delay_s(now_s - start.at_s)
             self._loop.call_later(delay_s, self._start, kept, context=self._context)
 
-    def _excuse(self, name: str, lived_s: float) -> str:
+    def _excuse(self, name: str, start: history.Start, now_s: float) -> str:
         """Of one that ended by itself: without a bus nothing starts, and a queue whose lease was taken over ends."""
-        may_end = lived_s < STARTING_S or name.startswith("offline-queue")
+        was_starting = start.started_s is None or now_s - start.at_s < STARTING_S
+        may_end = was_starting or name.startswith("offline-queue")
         since_s = self._loop.time() - DISTURBED_S
         is_disturbed = any(event.until_s is None or event.until_s >= since_s for event in self._seen.events)
         return "disturbed" if may_end and is_disturbed else ""

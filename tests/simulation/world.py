@@ -19,7 +19,7 @@ from shared.protocol import subjects
 from shared.protocol.handover import Taken
 from shared.protocol.services import ServiceStatus
 from tests.checker.check import violations
-from tests.checker.history import History
+from tests.checker.history import History, Start
 from tests.checker.violation import Limits, Violation
 from tests.faults.calm import left_over
 from tests.faults.load import files, keys, streams
@@ -202,4 +202,9 @@ class World:
         lived = [start for start in starts if start.at_s <= from_s]
         if not lived or (lived[-1].ended_s is not None and lived[-1].ended_s <= until_s + DRAINS_S):
             return "its gateway died"
-        return "its gateway was starting" if from_s - lived[-1].at_s < STARTING_S and len(lived) > 1 else ""
+        return "its gateway was starting" if len(lived) > 1 and was_starting(lived[-1], from_s) else ""
+
+
+def was_starting(start: Start, at_s: float) -> bool:
+    """A gateway may not listen yet: without a bus none starts."""
+    return start.started_s is None or at_s < max(start.started_s, start.at_s + STARTING_S)
