@@ -155,7 +155,7 @@ async def test_ten_times_the_load_is_refused_in_words_and_soon_forgotten(tmp_pat
 
 @pytest.mark.slow
 async def test_a_longer_overload(tmp_path: Path) -> None:
-    plan = Plan(DEFAULT_MODEL, num_clients=8, capacity_s=20.0, steady_s=20.0, overload_s=90.0)
+    plan = Plan(DEFAULT_MODEL, num_clients=8, capacity_s=10.0, steady_s=15.0, overload_s=45.0)
     check_overload(await run_overload(plan, tmp_path), tmp_path)
 
 
