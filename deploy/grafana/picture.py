@@ -14,6 +14,7 @@ import typer
 
 from deploy.grafana.board import ROWS, Panel
 from deploy.grafana.curves import Prometheus
+from shared.pictures import STYLE
 
 COLUMNS = 3
 PANEL_INCHES = (5.4, 2.3)
@@ -37,18 +38,19 @@ def main(
 
 
 def draw(asked: Prometheus, from_s: float, to_s: float, out: Path) -> None:
-    from matplotlib import pyplot
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    rows = [(title, panels[i : i + COLUMNS]) for title, panels in ROWS.items() for i in range(0, len(panels), COLUMNS)]
+    rows = [panels[i : i + COLUMNS] for panels in ROWS.values() for i in range(0, len(panels), COLUMNS)]
     size = (PANEL_INCHES[0] * COLUMNS, PANEL_INCHES[1] * len(rows))
-    figure, grid = pyplot.subplots(len(rows), COLUMNS, figsize=size, squeeze=False, layout="constrained")
-    for (_, panels), places in zip(rows, grid, strict=True):
-        for place in places[len(panels) :]:
-            place.set_axis_off()
-        for panel, place in zip(panels, places, strict=False):
-            _draw_panel(panel, place, asked, from_s, to_s)
-    figure.savefig(out, dpi=80)
-    pyplot.close(figure)
+    with rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        for panels, places in zip(rows, figure.subplots(len(rows), COLUMNS, squeeze=False), strict=True):
+            for place in places[len(panels) :]:
+                place.set_axis_off()
+            for panel, place in zip(panels, places, strict=False):
+                _draw_panel(panel, place, asked, from_s, to_s)
+        figure.savefig(out, dpi=80)
 
 
 def _draw_panel(panel: Panel, place: Any, asked: Prometheus, from_s: float, to_s: float) -> None:
@@ -62,7 +64,6 @@ def _draw_panel(panel: Panel, place: Any, asked: Prometheus, from_s: float, to_s
     place.set_xlim((from_s - to_s) / 60, 0)
     place.set_ylim(bottom=0)
     place.tick_params(labelsize=7)
-    place.grid(alpha=0.3)
     if place.get_lines():
         place.legend(fontsize=6, loc="upper left", ncols=2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,26 +36,43 @@ class Adapter:
 
 def prepare_adapters(lora_modules: str, model_folder: Path, progress: Progress) -> list[Adapter]:
     """Those of the setting, fetched where they are a hub's. Raises ModelError, and ValueError for the setting."""
-    found = []
-    for module in parse_lora_modules(lora_modules):
-        folder = _find(module) or fetch(module.path, (CONFIG, WEIGHTS), _check_files, progress)
-        found.append(_fitting(module, folder, model_folder))
-    return found
+
+    def folder_of(module: LoraModule) -> Path:
+        return _find(module) or fetch(module.path, (CONFIG, WEIGHTS), _check_files, progress)
+
+    return _read_all(lora_modules, model_folder, folder_of)
 
 
 def find_adapters(lora_modules: str, model_folder: Path) -> list[Adapter]:
     """Those of the setting that are here. Raises ModelError as ``prepare_adapters``."""
-    there = ((module, _find(module)) for module in parse_lora_modules(lora_modules))
-    return [_fitting(module, folder, model_folder) for module, folder in there if folder is not None]
+    return _read_all(lora_modules, model_folder, _find)
 
 
 def require_adapters(lora_modules: str, model_folder: Path) -> list[Adapter]:
     """As ``find_adapters``. Raises ModelError as well for one that is not here."""
-    found = find_adapters(lora_modules, model_folder)
-    names = [each.name for each in found]
-    for module in parse_lora_modules(lora_modules):
-        if module.name not in names:
+
+    def folder_of(module: LoraModule) -> Path:
+        folder = _find(module)
+        if folder is None:
             raise ModelError(f"the adapter {module.name!r} is not here: {module.path} was not fetched from the hub")
+        return folder
+
+    return _read_all(lora_modules, model_folder, folder_of)
+
+
+def _read_all(lora_modules: str, model_folder: Path, folder_of: Callable[[LoraModule], Path | None]) -> list[Adapter]:
+    """Those that have a folder. What the model consists of is read once. Raises ModelError that names the adapter."""
+    modules = parse_lora_modules(lora_modules)
+    model = dict(_shapes_of(model_folder)) if modules else {}
+    found = []
+    for module in modules:
+        folder = folder_of(module)
+        if folder is None:
+            continue
+        try:
+            found.append(_read(module.name, folder, model, model_folder))
+        except ModelError as error:
+            raise ModelError(f"the adapter {module.name!r} cannot be run: {error}") from error
     return found
 
 
@@ -79,19 +96,11 @@ def _check_files(folder: Path) -> None:
             raise ModelError(f"{folder} is no LoRA adapter: it has no {filename}")
 
 
-def _fitting(module: LoraModule, folder: Path, model_folder: Path) -> Adapter:
-    """Raises ModelError that names the adapter."""
-    try:
-        return _read(module.name, folder, model_folder)
-    except ModelError as error:
-        raise ModelError(f"the adapter {module.name!r} cannot be run: {error}") from error
-
-
-def _read(name: str, folder: Path, model_folder: Path) -> Adapter:
+def _read(name: str, folder: Path, model: dict[str, Shape], model_folder: Path) -> Adapter:
     config = read_json(folder / CONFIG)
     _check_config(config, folder)
     factors = _factors(folder)
-    _check_shapes(factors, dict(_shapes_of(model_folder)), bool(config.get("fan_in_fan_out")), model_folder)
+    _check_shapes(factors, model, bool(config.get("fan_in_fan_out")), model_folder)
     rank = max(shapes["A"][0] for shapes in factors.values())
     if rank > MAX_RANK:
         raise ModelError(f"its rank is {rank}, and vLLM takes ranks up to {MAX_RANK}")

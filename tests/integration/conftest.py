@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,18 @@ class LocalStack:
                 self._process.kill()
                 self._process.wait()
         require_permitted(self.data_dir / "logs")
+
+
+@contextmanager
+def configured_stack(folder: Path, config: str, models: str) -> Iterator[LocalStack]:
+    """One of the slackwater.toml with this text, which says at its start that it has these models."""
+    (folder / "slackwater.toml").write_text(config)
+    made = LocalStack(folder / "stack", "--config", str(folder / "slackwater.toml"))
+    try:
+        assert made.start() == f"ready {made.url} model {models}"
+        yield made
+    finally:
+        made.close()
 
 
 def require_permitted(logs: Path) -> None:

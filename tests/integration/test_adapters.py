@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from services.executor.engines.vllm.environment import installed_version
-from tests.integration.conftest import MODEL, LocalStack
+from tests.integration.conftest import MODEL, LocalStack, configured_stack
 from tests.integration.test_several_models import lines_of, submit, until_done
 from tests.services.executor.lora_adapters import make_adapter
 from tests.services.gateway.gateway_rig import wait_until
@@ -39,14 +39,8 @@ CALLED = {"base": "base", "default": "base", "sql": "sql", "org/chat": "org/chat
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    folder = tmp_path_factory.mktemp("adapters")
-    (folder / "slackwater.toml").write_text(CONFIG)
-    made = LocalStack(folder / "stack", "--config", str(folder / "slackwater.toml"))
-    try:
-        assert made.start() == f"ready {made.url} model base, other"
+    with configured_stack(tmp_path_factory.mktemp("adapters"), CONFIG, "base, other") as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="module")

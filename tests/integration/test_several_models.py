@@ -16,7 +16,7 @@ from shared.bus.permissions import BusRole
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord
-from tests.integration.conftest import LocalStack
+from tests.integration.conftest import LocalStack, configured_stack
 from tests.services.gateway.gateway_rig import wait_until
 
 CONFIG = """
@@ -49,14 +49,8 @@ DONE_S = 120.0
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    folder = tmp_path_factory.mktemp("models")
-    (folder / "slackwater.toml").write_text(CONFIG)
-    made = LocalStack(folder / "stack", "--config", str(folder / "slackwater.toml"))
-    try:
-        assert made.start() == f"ready {made.url} model large, small"
+    with configured_stack(tmp_path_factory.mktemp("models"), CONFIG, "large, small") as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="module")

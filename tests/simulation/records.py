@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,18 +62,18 @@ class Record(msgspec.Struct, frozen=True):
 
     def summary(self) -> Summary:
         """Without what clients saw."""
-        summary = Summary(num_lines=self.num_lines, num_files=self.num_files, num_keys=self.num_keys)
-        for mine, theirs in (
-            (summary.events, self.events),
-            (summary.streams, self.streams),
-            (summary.batches, self.batches),
-            (summary.ends, self.ends),
-            (summary.takers, self.takers),
-        ):
-            mine.update(theirs)
-        summary.pauses = Pauses(self.longest_pause_s, self.beside, self.beside_alone)
-        summary.violations = [Violation(*each, seen=None) for each in self.violations]
-        return summary
+        return Summary(
+            events=Counter(self.events),
+            streams=Counter(self.streams),
+            batches=Counter(self.batches),
+            num_lines=self.num_lines,
+            num_files=self.num_files,
+            num_keys=self.num_keys,
+            pauses=Pauses(self.longest_pause_s, self.beside, self.beside_alone),
+            ends=Counter(self.ends),
+            takers=Counter(self.takers),
+            violations=[Violation(*each, seen=None) for each in self.violations],
+        )
 
 
 class RecordFile:

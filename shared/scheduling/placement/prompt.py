@@ -9,7 +9,7 @@ class Prompt:
     """``token_ids`` are not to be changed."""
 
     def __init__(self, token_ids: Sequence[int], scope: KVScope = PLAIN) -> None:
-        self.scope = scope
+        self._scope = scope
         self.num_tokens = len(token_ids)
         self._token_ids = token_ids
         self._hashes: dict[int, list[bytes]] = {}  # by block size
@@ -19,7 +19,7 @@ class Prompt:
         hashes = self._hashes.get(block_size)
         if hashes is None:
             max_blocks = max(0, self.num_tokens - 1) // block_size
-            hashes = self._hashes[block_size] = prompt_chain(self._token_ids, block_size, self.scope, max_blocks)
+            hashes = self._hashes[block_size] = prompt_chain(self._token_ids, block_size, self._scope, max_blocks)
         return hashes
 
 
