@@ -24,7 +24,7 @@ MAX_ERROR_CHARS = 300
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
-FAILURES = (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, ValueError)
+OTHER_FAILURES = (OSError, TimeoutError, msgspec.DecodeError, ValueError)  # beside those of aiohttp
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class OpenAIClient:
                     record.error = f"{response.status}: {_error_message(await response.read())}"
                 else:
                     await self._read_stream(response, record, on_event)
-        except FAILURES as error:
+        except (aiohttp.ClientError, *OTHER_FAILURES) as error:
             record.error = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
         record.finished_s = time.perf_counter()
 
@@ -144,7 +144,7 @@ class OpenAIClient:
         try:
             async with self._session.request(method, self.url + path, **options) as response:
                 body = await response.read()
-        except FAILURES as error:
+        except (aiohttp.ClientError, *OTHER_FAILURES) as error:
             raise ServerError(f"cannot reach {self.url}: {error or type(error).__name__}") from error
         if response.status != 200:
             message = f"{method} {self.url}{path} answered {response.status}: {_error_message(body)}"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from services.predictor.window import Observation, Stratum, stratum
 from shared.latency.features import BatchFeatures
@@ -75,7 +75,8 @@ def _solve(relative: Array, weights: Array, wishes: Wishes | None) -> Array:
         target = np.concatenate([target, wishes.targets])
     scale = np.sqrt(np.mean(matrix**2, axis=0))
     scale[scale == 0] = 1.0  # a regressor that no sample has
-    solution, _ = nnls(matrix / scale, target, maxiter=MAX_ITERATIONS)
+    # loaded here: it takes half a second, and a predictor that has been given its model may never fit one
+    solution, _ = scipy.optimize.nnls(matrix / scale, target, maxiter=MAX_ITERATIONS)
     return np.asarray(solution / scale, dtype=np.float64)
 
 

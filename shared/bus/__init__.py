@@ -4,6 +4,9 @@ It reconnects without limit and says so in the log. Nothing here retries an oper
 the bus did not confirm raises BusError, and its caller knows whether repeating it is safe.
 """
 
+from shared.bus import unused_by_nats  # noqa: F401
+
+# isort: split
 from typing import TypeVar
 
 import nats.js.errors

@@ -14,6 +14,7 @@ from shared.errors import ConfigError
 
 CA_FILE = "ca.pem"  # beside credentials: whom they take for the server, where nothing else is said
 TLS = "tls://"
+WEBSOCKETS = ("ws://", "wss://")
 
 
 class BusAddress(msgspec.Struct, frozen=True):
@@ -43,6 +44,12 @@ class BusAddress(msgspec.Struct, frozen=True):
     def is_encrypted(self) -> bool:
         """Also where but one of several servers is to be."""
         return any(each.startswith(TLS) for each in self.servers)
+
+    def require_usable(self) -> None:
+        """Raises ConfigError for an address whose servers nobody here could speak to."""
+        for each in self.servers:
+            if each.startswith(WEBSOCKETS):
+                raise ConfigError(f"the bus {each} is one of WebSockets; write its nats:// or tls:// address")
 
     def credentials(self) -> Credentials | None:
         """None where none are given. Raises ConfigError where there are none for the role."""

@@ -118,8 +118,10 @@ class Connection:
     @classmethod
     async def connect(cls, address: BusAddress | str, name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
         """Connect, trying for ``timeout_s``; from then on reconnect without limit. An address that is a URL is that of
-        a bus which lets everyone in. Raises BusError, and ConfigError for credentials that cannot be used."""
+        a bus which lets everyone in. Raises BusError, and ConfigError for an address or credentials that cannot be
+        used."""
         address = address if isinstance(address, BusAddress) else BusAddress(address)
+        address.require_usable()
         url, is_alone = address.url, len(address.servers) == 1
         client = CLIENTS.get(urlsplit(url).scheme, FencedClient)()
         access = _access(client, address)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,3 +276,15 @@ def test_what_is_there_is_kept_and_what_lacks_is_made(tmp_path: Path) -> None:
     (tmp_path / "executor.nk").write_text("spoilt")
     with pytest.raises(StackError, match=r"executor\.nk is no NKey seed.*remove it"):
         folder.ensure(HOSTS)
+
+
+async def test_an_address_of_websockets_is_refused_by_name() -> None:
+    for url in ("ws://127.0.0.1:1", "nats://127.0.0.1:1, wss://127.0.0.1:2"):
+        with pytest.raises(ConfigError, match=r"wss?://127.*is one of WebSockets; write its nats://"):
+            await Bus.connect(url, "any", SOON_S)
+
+
+def test_a_process_on_the_bus_loads_no_http_client() -> None:
+    """nats-py would, for its WebSockets; who wants one has it all the same."""
+    program = "import sys, shared.bus, nats; assert 'aiohttp' not in sys.modules; from aiohttp import ClientSession"
+    subprocess.run([sys.executable, "-c", program], check=True)
