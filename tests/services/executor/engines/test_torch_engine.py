@@ -78,7 +78,7 @@ def check_greedy(
 def test_the_whole_model_says_what_it_says_in_transformers(model_folder: Path, prompts: list[list[int]]) -> None:
     engine = TorchEngine.load(model_folder, "test", device="cpu", num_blocks=60, num_threads=2)
     driver = EngineDriver(engine, seed=1, max_tokens=48, drop=0.1)
-    outputs = driver.run(requests_of(some := [prompts[12], prompts[17]], max_tokens=8))
+    outputs = driver.run(requests_of(some := [prompts[0], prompts[12]], max_tokens=8))
     assert driver.drops > 0
     check_greedy(engine, load_in_transformers(model_folder), some, outputs, max_tokens=8)
     architecture = engine.spec.architecture

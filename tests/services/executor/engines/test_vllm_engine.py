@@ -85,7 +85,7 @@ def test_the_whole_model_says_what_the_torch_engine_says(model_folder: Path, pro
     outputs = []
     for whole in (load(model_folder), load_torch(model_folder)):
         driver = EngineDriver(whole, seed=1, max_tokens=48, drop=0.1)
-        outputs.append(driver.run(requests_of(prompts[4:7], max_tokens=8)))
+        outputs.append(driver.run(requests_of([prompts[0], *prompts[4:6]], max_tokens=8)))
         assert driver.drops > 0
         architecture = whole.spec.architecture
         assert architecture is not None and architecture.parameters == pytest.approx(134.5e6, rel=0.001)
