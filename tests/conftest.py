@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,10 +19,13 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of its small products in numpy: threads only get in the way
 
+# OpenMP's settings, before a test imports torch: its threads, of several tests at a time, would spin for one another
+import services.executor.engines.torch.threads  # noqa: F401
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.stack.machine import free_port
 from shared.bus import Bus
 from shared.text.tokenizer import Tokenizer
+from tests.shallow_model import make_shallow
 
 # an example that waits for a core says nothing about the code
 settings.register_profile("slackwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -77,6 +81,13 @@ async def bus(nats_url: str) -> AsyncIterator[Bus]:
 def model_folder() -> Path:
     """The default model, prepared once into the cache."""
     return prepare(DEFAULT_MODEL, default_cache_dir(), lambda _: None)
+
+
+@pytest.fixture(scope="session")
+def shallow_model(model_folder: Path) -> Iterator[Path]:
+    """The folder of the default model with four of its layers."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield make_shallow(model_folder, Path(folder))
 
 
 @pytest.fixture(scope="session")

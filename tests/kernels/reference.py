@@ -26,10 +26,10 @@ def reference_paged_attention(
             for p in range(computed + new)
         ]
         blocks, offsets = torch.tensor(slots).T
-        kv = cache[blocks, offsets]  # [seq_len, num_kv_heads, k_dim + v_dim]
+        kv = cache[blocks, offsets].transpose(0, 1)
+        keys, values = kv[..., :k_dim].contiguous(), kv[..., k_dim:].contiguous()  # [num_kv_heads, seq_len, dim]
         for position in range(computed, computed + new):
             first = 0 if window is None else max(0, position - window + 1)
-            keys, values = kv[first : position + 1, :, :k_dim], kv[first : position + 1, :, k_dim:]
-            scores = torch.einsum("hgd,thd->hgt", grouped[len(outputs)], keys) * scale
-            outputs.append(torch.einsum("hgt,thv->hgv", scores.softmax(dim=-1), values).flatten(0, 1))
+            scores = grouped[len(outputs)] @ keys[:, first : position + 1].transpose(1, 2) * scale
+            outputs.append((scores.softmax(dim=-1) @ values[:, first : position + 1]).flatten(0, 1))
     return torch.stack(outputs)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import deque
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ from tests.shared.replica.factories import KV_STRATEGIES, make_info
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
+NUM_REQUESTS = 24  # of either kind
 
 Outputs = dict[str, list[int]]
 
@@ -178,6 +180,19 @@ def alone(tokenizer: Tokenizer, requests: list[GenerateRequest]) -> Outputs:
     return {ended.sequence.request_id: ended.sequence.output_token_ids for ended in replica.take_ended()}
 
 
+def make_some(seed: int) -> tuple[list[GenerateRequest], list[OfflineRequest]]:
+    """Online and offline ones, of all lengths."""
+    rng = random.Random(seed)
+    offline = [make_offline("batch_1", n, rng.randint(1, 120), rng.randint(1, 40)) for n in range(NUM_REQUESTS)]
+    return [make_online(n, rng.randint(1, 150), rng.randint(1, 30)) for n in range(NUM_REQUESTS)], offline
+
+
+@cache
+def some_alone(tokenizer: Tokenizer, seed: int) -> Outputs:
+    online, offline = make_some(seed)
+    return alone(tokenizer, [*online, *(request.request for request in offline)])
+
+
 @pytest.mark.parametrize("kv", KV_STRATEGIES)
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(4))
@@ -185,8 +200,7 @@ def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: in
     """Whatever arrives when, with lost plans, few blocks and preemption; nothing is lost or runs twice."""
     rng = random.Random(seed)
     peer = Peer(tokenizer, depth, Policy(rng.choice([12.0, 40.0, 1e9])), kv)
-    offline = [make_offline("batch_1", n, rng.randint(1, 120), rng.randint(1, 40)) for n in range(30)]
-    online = [make_online(n, rng.randint(1, 150), rng.randint(1, 30)) for n in range(30)]
+    online, offline = make_some(seed)
     peer.pool.add(offline)
     for request in online:
         for _ in range(rng.randint(0, 6)):
@@ -200,7 +214,7 @@ def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: in
     assert totals.pauses and totals.restored_slots if shares_blocks else totals.preemptions
     assert peer.max_in_flight == depth
     assert peer.replica.pool.num_free == 48
-    assert peer.outputs == alone(tokenizer, [*online, *(request.request for request in offline)])
+    assert peer.outputs == some_alone(tokenizer, seed)
 
 
 @pytest.mark.parametrize("depth", [2, 4])
@@ -209,8 +223,7 @@ def test_what_a_failed_step_was_to_copy_is_in_no_output(tokenizer: Tokenizer, de
     """Not even where a step behind it, launched already, copies it on."""
     rng = random.Random(seed)
     peer = Peer(tokenizer, depth, Policy(), "bidirectional", fail=0.04)
-    offline = [make_offline("batch_1", n, rng.randint(1, 120), rng.randint(1, 40)) for n in range(30)]
-    online = [make_online(n, rng.randint(1, 150), rng.randint(1, 30)) for n in range(30)]
+    online, offline = make_some(seed)
     peer.pool.add(offline)
     for request in online:
         for _ in range(rng.randint(0, 6)):
@@ -218,7 +231,7 @@ def test_what_a_failed_step_was_to_copy_is_in_no_output(tokenizer: Tokenizer, de
                 peer.finish() if peer.in_flight else peer.say(PlanSource.IDLE, idle=True)
         peer.arrive(request)
     peer.drain()
-    undisturbed = alone(tokenizer, [*online, *(request.request for request in offline)])
+    undisturbed = some_alone(tokenizer, seed)
     assert peer.replica.totals.restored_slots > 0 and len(peer.failed) < peer.num_failed_steps
     assert {key: output for key, output in peer.outputs.items() if key not in peer.failed} == {
         key: output for key, output in undisturbed.items() if key not in peer.failed

@@ -337,21 +337,21 @@ class Watched:
         pass
 
 
-def load(kind: str, model_folder: Path) -> Any:
+def load(kind: str, model: Path) -> Any:
     if kind == "torch":
-        return TorchEngine.load(model_folder, "test", device="cpu", num_blocks=64, num_threads=1)
+        return TorchEngine.load(model, "test", device="cpu", num_blocks=64, num_threads=1)
     import_vllm(1)
     from services.executor.engines.vllm.core import VllmOptions
     from services.executor.engines.vllm.engine import VllmEngine
 
-    return VllmEngine.load(model_folder, "test", VllmOptions(1, num_blocks=64, max_num_seqs=16))
+    return VllmEngine.load(model, "test", VllmOptions(1, num_blocks=64, max_num_seqs=16))
 
 
 @pytest.mark.parametrize(
     "kind",
     ["torch", pytest.param("vllm", marks=pytest.mark.skipif(installed_version() is None, reason="no vLLM"))],
 )
-async def test_an_engine_says_the_same(nats_url: str, model_folder: Path, tokenizer: Tokenizer, kind: str) -> None:
+async def test_an_engine_says_the_same(nats_url: str, shallow_model: Path, tokenizer: Tokenizer, kind: str) -> None:
     """Greedy and seeded, with ends of all sorts, beside offline work that a scheduler plans."""
     samplings = [
         SamplingParams(24, 0.0),
@@ -364,12 +364,12 @@ async def test_an_engine_says_the_same(nats_url: str, model_folder: Path, tokeni
     online = [
         replace(make_online(n, 1, 1), prompt_token_ids=prompts[n % 3], sampling=samplings[n % 5]) for n in range(10)
     ]
-    engine = load(kind, model_folder)
+    engine = load(kind, shallow_model)
     outputs = []
     for takes_steps_ahead in (False, True):
         watched = Watched(engine, takes_steps_ahead)
         site = Site(1, 6, online[:5], late=online[5:], engine=watched)
-        executor = await site.run(nats_url, model_folder, tokenizer)
+        executor = await site.run(nats_url, shallow_model, tokenizer)
         assert (watched.num_following > 5) == takes_steps_ahead
         assert executor._replica.pool.num_free == 64
         executor._replica.pool.check_integrity()

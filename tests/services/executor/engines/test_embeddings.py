@@ -38,27 +38,27 @@ TOLERANCE = 2e-4
 
 
 @pytest.fixture(scope="module")
-def prompts(model_folder: Path) -> list[list[int]]:
-    stem = encoded_prompts(model_folder)[8]
-    return [*encoded_prompts(model_folder)[8:12], [*stem, 9, 8, 7], [*stem, 5], [3]]
+def prompts(shallow_model: Path) -> list[list[int]]:
+    stem = encoded_prompts(shallow_model)[8]
+    return [*encoded_prompts(shallow_model)[8:12], [*stem, 9, 8, 7], [*stem, 5], [3]]
 
 
 @pytest.fixture(scope="module")
-def expected(model_folder: Path, prompts: list[list[int]]) -> list[torch.Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+def expected(shallow_model: Path, prompts: list[list[int]]) -> list[torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(shallow_model, dtype=torch.float32)
     return [transformers_embedding(model, prompt) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
-def torch_engine(model_folder: Path) -> Iterator[TorchEngine]:
-    engine = TorchEngine.load(model_folder, "test", device="cpu", dtype="float32", num_blocks=160, num_threads=1)
+def torch_engine(shallow_model: Path) -> Iterator[TorchEngine]:
+    engine = TorchEngine.load(shallow_model, "test", device="cpu", dtype="float32", num_blocks=160, num_threads=1)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def vllm_engine(model_folder: Path) -> Iterator[Any]:
-    engine = load_vllm(model_folder)
+def vllm_engine(shallow_model: Path) -> Iterator[Any]:
+    engine = load_vllm(shallow_model)
     yield engine
     engine.close()
 

@@ -22,24 +22,24 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
     scope="module",
     params=["torch", pytest.param("vllm", marks=WITH_VLLM), pytest.param("slackwater", marks=WITH_VLLM)],
 )
-def engine(model_folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+def engine(shallow_model: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Torch's, and vLLM's with either attention."""
     loaded: Any
     if request.param == "torch":
-        loaded = TorchEngine.load(model_folder, "test", device="cpu", num_blocks=NUM_BLOCKS, num_threads=1)
+        loaded = TorchEngine.load(shallow_model, "test", device="cpu", num_blocks=NUM_BLOCKS, num_threads=1)
     else:
         import_vllm(1)
         from services.executor.engines.vllm.core import VllmOptions
         from services.executor.engines.vllm.engine import VllmEngine
 
         options = VllmOptions(1, num_blocks=NUM_BLOCKS, max_num_seqs=4, attention=request.param)
-        loaded = VllmEngine.load(model_folder, "test", options)
+        loaded = VllmEngine.load(shallow_model, "test", options)
     yield loaded
     loaded.close()
 
 
-def test_a_request_goes_on_over_copied_blocks(engine: Any, model_folder: Path) -> None:
-    (prompt,) = [each for each in encoded_prompts(model_folder) if len(each) > engine.spec.block_size][:1]
+def test_a_request_goes_on_over_copied_blocks(engine: Any, shallow_model: Path) -> None:
+    (prompt,) = [each for each in encoded_prompts(shallow_model) if len(each) > engine.spec.block_size][:1]
     num_blocks = -(-(len(prompt) + GREEDY.max_tokens) // engine.spec.block_size)
     here, there = list(range(num_blocks)), list(range(NUM_BLOCKS - 1, NUM_BLOCKS - 1 - num_blocks, -1))
     expected = decode(engine, prompt, here, 0)

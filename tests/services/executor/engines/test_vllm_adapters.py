@@ -25,33 +25,33 @@ NAMES = ("", "whole", "attention")  # "": the model as it is
 
 
 @pytest.fixture(scope="module")
-def adapters(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def adapters(shallow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("adapters")
     return {
-        "whole": make_adapter(model_folder, folder / "whole", seed=1),
-        "attention": make_adapter(model_folder, folder / "attention", seed=2, modules=ATTENTION, rank=4, strength=0.3),
+        "whole": make_adapter(shallow_model, folder / "whole", seed=1),
+        "attention": make_adapter(shallow_model, folder / "attention", seed=2, modules=ATTENTION, rank=4, strength=0.3),
     }
 
 
 @pytest.fixture(scope="module")
-def prompts(model_folder: Path) -> list[list[int]]:
+def prompts(shallow_model: Path) -> list[list[int]]:
     """Two that begin alike, and short ones."""
-    encoded = encoded_prompts(model_folder)
+    encoded = encoded_prompts(shallow_model)
     return encoded[8:10] + encoded[19:21]
 
 
 @pytest.fixture(scope="module")
 def expected(
-    model_folder: Path, adapters: dict[str, Path], prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+    shallow_model: Path, adapters: dict[str, Path], prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[int]]:
     """By request id, of the torch engine: with each adapter, of a model that has it in its weights."""
     from services.executor.engines.torch.engine import TorchEngine
 
     outputs = {}
     for name in NAMES:
-        folder = model_folder
+        folder = shallow_model
         if name:
-            folder = merge(model_folder, adapters[name], tmp_path_factory.mktemp("merged") / name)
+            folder = merge(shallow_model, adapters[name], tmp_path_factory.mktemp("merged") / name)
         engine = TorchEngine.load(folder, name, device="cpu", num_blocks=120, num_threads=1)
         found = EngineDriver(engine, seed=2, max_tokens=512).run(requests_of(name, prompts, adapter=""))
         engine.close()
@@ -62,22 +62,22 @@ def expected(
 
 
 @pytest.fixture(scope="module", params=["vllm", pytest.param("slackwater", marks=pytest.mark.slow)])
-def engine(request: pytest.FixtureRequest, model_folder: Path, adapters: dict[str, Path]) -> Iterator[Any]:
+def engine(request: pytest.FixtureRequest, shallow_model: Path, adapters: dict[str, Path]) -> Iterator[Any]:
     """By its attention."""
-    loaded = load(model_folder, adapters, attention=request.param)
+    loaded = load(shallow_model, adapters, attention=request.param)
     yield loaded
     loaded.close()
 
 
-def load(model_folder: Path, adapters: dict[str, Path], num_threads: int = 1, **options: Any) -> Any:
+def load(shallow_model: Path, adapters: dict[str, Path], num_threads: int = 1, **options: Any) -> Any:
     import_vllm(num_threads)
     from services.executor.adapters import require_adapters
     from services.executor.engines.vllm.core import VllmOptions
     from services.executor.engines.vllm.engine import VllmEngine
 
-    found = require_adapters(",".join(f"{name}={folder}" for name, folder in adapters.items()), model_folder)
+    found = require_adapters(",".join(f"{name}={folder}" for name, folder in adapters.items()), shallow_model)
     sizes = {"num_blocks": 64, "max_num_seqs": 16, "max_num_batched_tokens": 512}
-    return VllmEngine.load(model_folder, "test", VllmOptions(num_threads, adapters=tuple(found), **sizes, **options))
+    return VllmEngine.load(shallow_model, "test", VllmOptions(num_threads, adapters=tuple(found), **sizes, **options))
 
 
 def requests_of(name: str, prompts: list[list[int]], **sampling: Any) -> list[Request]:

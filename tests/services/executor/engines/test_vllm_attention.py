@@ -23,10 +23,10 @@ NUM_BLOCKS, NUM_HOST_SLOTS = 40, 300
 GREEDY = SamplingParams(10, temperature=0.0, ignore_eos=True)
 
 
-def load(model_folder: Path, kv_sharing: str, block_size: int, num_host_slots: int = NUM_HOST_SLOTS) -> Engine:
+def load(shallow_model: Path, kv_sharing: str, block_size: int, num_host_slots: int = NUM_HOST_SLOTS) -> Engine:
     """In float32: a bit of rounding is not to decide between two tokens."""
     settings = ExecutorSettings(
-        str(model_folder),
+        str(shallow_model),
         engine="vllm",
         dtype="float32",
         threads=1,
@@ -39,23 +39,23 @@ def load(model_folder: Path, kv_sharing: str, block_size: int, num_host_slots: i
 
 
 @pytest.fixture(scope="module")
-def directed(model_folder: Path) -> Iterator[Engine]:
-    engine = load(model_folder, "bidirectional", block_size=16)
+def directed(shallow_model: Path) -> Iterator[Engine]:
+    engine = load(shallow_model, "bidirectional", block_size=16)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def stock(model_folder: Path, directed: Engine) -> Iterator[Engine]:
+def stock(shallow_model: Path, directed: Engine) -> Iterator[Engine]:
     """Made after the other: our attention is gone by then."""
-    engine = load(model_folder, "recompute", block_size=32)
+    engine = load(shallow_model, "recompute", block_size=32)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def requests(model_folder: Path) -> list[GenerateRequest]:
-    return greedy_requests(model_folder)
+def requests(shallow_model: Path) -> list[GenerateRequest]:
+    return greedy_requests(shallow_model)
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +118,9 @@ def test_scattered_blocks_and_shared_prefixes_make_no_difference(directed: Engin
     assert outputs[0] == outputs[1]
 
 
-def test_a_block_size_that_is_no_power_of_two_is_refused(model_folder: Path, directed: Engine) -> None:
+def test_a_block_size_that_is_no_power_of_two_is_refused(shallow_model: Path, directed: Engine) -> None:
     with pytest.raises(ConfigError, match="Slackwater's kernels take powers of two"):
-        load(model_folder, "bidirectional", block_size=48)
+        load(shallow_model, "bidirectional", block_size=48)
 
 
 def test_a_kind_of_attention_that_is_not_ours_is_refused(stock: Engine) -> None:
@@ -133,7 +133,7 @@ def test_a_kind_of_attention_that_is_not_ours_is_refused(stock: Engine) -> None:
 
 
 def test_a_core_whose_host_pool_cannot_be_made_is_shut_down(
-    model_folder: Path, directed: Engine, monkeypatch: pytest.MonkeyPatch
+    shallow_model: Path, directed: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.v1.engine.core import EngineCore
 
@@ -146,5 +146,5 @@ def test_a_core_whose_host_pool_cannot_be_made_is_shut_down(
 
     monkeypatch.setattr(EngineCore, "shutdown", noted)
     with pytest.raises(ConfigError, match="no memory for 1000000000000 host slots"):
-        load(model_folder, "bidirectional", block_size=16, num_host_slots=10**12)
+        load(shallow_model, "bidirectional", block_size=16, num_host_slots=10**12)
     assert len(ended) == 1

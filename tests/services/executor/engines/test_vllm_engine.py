@@ -1,4 +1,5 @@
-"""The vLLM engine on the real model, beside the torch engine; under many plans: test_vllm_plans."""
+"""The vLLM engine beside the torch engine, once on the whole model and in detail on a shallow one; under many plans:
+test_vllm_plans."""
 
 import os
 import random
@@ -34,30 +35,38 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 @pytest.fixture(scope="module")
-def prompts(model_folder: Path) -> list[list[int]]:
+def prompts(shallow_model: Path) -> list[list[int]]:
     """Two that begin alike, and short ones."""
-    encoded = encoded_prompts(model_folder)
+    encoded = encoded_prompts(shallow_model)
     return encoded[8:10] + encoded[18:24]
 
 
-@pytest.fixture(scope="module")
-def engine(model_folder: Path) -> Iterator[Any]:
+def load(folder: Path) -> Any:
     import_vllm(1)
     from services.executor.engines.vllm.core import VllmOptions
     from services.executor.engines.vllm.engine import VllmEngine
 
-    loaded = VllmEngine.load(
-        model_folder, "test", VllmOptions(1, num_blocks=NUM_BLOCKS, max_num_seqs=16, max_num_batched_tokens=512)
+    return VllmEngine.load(
+        folder, "test", VllmOptions(1, num_blocks=NUM_BLOCKS, max_num_seqs=16, max_num_batched_tokens=512)
     )
+
+
+def load_torch(folder: Path) -> Any:
+    from services.executor.engines.torch.engine import TorchEngine
+
+    return TorchEngine.load(folder, "test", device="cpu", num_blocks=120, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def engine(shallow_model: Path) -> Iterator[Any]:
+    loaded = load(shallow_model)
     yield loaded
     loaded.close()
 
 
 @pytest.fixture(scope="module")
-def torch_engine(model_folder: Path) -> Iterator[Any]:
-    from services.executor.engines.torch.engine import TorchEngine
-
-    loaded = TorchEngine.load(model_folder, "test", device="cpu", num_blocks=120, num_threads=1)
+def torch_engine(shallow_model: Path) -> Iterator[Any]:
+    loaded = load_torch(shallow_model)
     yield loaded
     loaded.close()
 
@@ -71,9 +80,23 @@ def greedy(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
     return list(outputs.values())
 
 
+def test_the_whole_model_says_what_the_torch_engine_says(model_folder: Path, prompts: list[list[int]]) -> None:
+    """Before the others: vLLM's parallel groups end with any engine that is closed."""
+    outputs = []
+    for whole in (load(model_folder), load_torch(model_folder)):
+        driver = EngineDriver(whole, seed=1, max_tokens=48, drop=0.1)
+        outputs.append(driver.run(requests_of([prompts[0], *prompts[4:6]], max_tokens=8)))
+        assert driver.drops > 0
+        architecture = whole.spec.architecture
+        assert architecture is not None and architecture.parameters == pytest.approx(134.5e6, rel=0.001)
+        whole.close()
+    assert outputs[0] == outputs[1]
+
+
 def test_greedy_equals_the_torch_engine(engine: Any, greedy: list[list[int]], torch_engine: Any, prompts: Any) -> None:
     outputs = EngineDriver(torch_engine, seed=2, max_tokens=512).run(requests_of(prompts, max_tokens=MAX_TOKENS))
     assert list(outputs.values()) == greedy
+    assert len({tuple(output) for output in greedy}) == len(prompts), "each says something else"
     runner = runner_of(engine)
     assert len(runner.requests) <= len(prompts) and set(runner.requests) == set(runner.input_batch.req_ids)
 
@@ -121,14 +144,14 @@ def test_interrupted_steps_leave_all_as_it_was(engine: Any, prompts: list[list[i
 
 
 def test_hot_outputs_keep_to_their_schema(
-    engine: Any, torch_engine: Any, model_folder: Path, prompts: list[list[int]]
+    engine: Any, torch_engine: Any, shallow_model: Path, prompts: list[list[int]]
 ) -> None:
     """As the torch engine's do; under preemption, beside requests without one."""
     driver = EngineDriver(engine, seed=3, max_tokens=256, drop=0.1)
-    outputs = driver.run(person_requests(model_folder, 2) + requests_of(prompts[4:6], max_tokens=8))
+    outputs = driver.run(person_requests(shallow_model, 2) + requests_of(prompts[4:6], max_tokens=8))
     assert driver.drops > 0
-    check_persons(model_folder, outputs, 2)
-    expected = EngineDriver(torch_engine, seed=4).run(person_requests(model_folder, 2))
+    check_persons(shallow_model, outputs, 2)
+    expected = EngineDriver(torch_engine, seed=4).run(person_requests(shallow_model, 2))
     assert {request_id: outputs[request_id] for request_id in expected} == expected
 
 
@@ -230,7 +253,6 @@ def test_spec(engine: Any) -> None:
     assert engine.spec.max_model_len == NUM_BLOCKS * 32  # less than the model's own context
     architecture = engine.spec.architecture
     assert architecture is not None and (architecture.bytes_per_value, engine.spec.tensor_parallel) == (4, 1)
-    assert architecture.parameters == pytest.approx(134.5e6, rel=0.001)
 
 
 def test_what_vllm_changes_is_put_back(engine: Any) -> None:
@@ -255,13 +277,13 @@ def test_what_vllm_changes_is_put_back(engine: Any) -> None:
         ({"device": "cuda"}, "the installed vLLM runs on cpu"),
     ],
 )
-def test_settings_that_cannot_be_met(model_folder: Path, options: dict[str, Any], reason: str) -> None:
+def test_settings_that_cannot_be_met(shallow_model: Path, options: dict[str, Any], reason: str) -> None:
     import_vllm(1)
     from services.executor.engines.vllm.core import VllmOptions
     from services.executor.engines.vllm.engine import VllmEngine
 
     with pytest.raises(ConfigError, match=reason):
-        VllmEngine.load(model_folder, "test", VllmOptions(1, **options))
+        VllmEngine.load(shallow_model, "test", VllmOptions(1, **options))
 
 
 def test_a_model_runner_without_what_is_relied_on_is_refused(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +298,7 @@ def test_a_model_runner_without_what_is_relied_on_is_refused(engine: Any, monkey
         check_runner(torch.nn.Linear(1, 1))
 
 
-def test_a_block_size_that_vllm_changes_is_refused(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_size_that_vllm_changes_is_refused(shallow_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its configuration ends with another one than it was given, as those of some models do."""
     import_vllm(1)
     from services.executor.engines.vllm import core as vllm_core
@@ -285,7 +307,7 @@ def test_a_block_size_that_vllm_changes_is_refused(model_folder: Path, monkeypat
     make_args = vllm_core._engine_args
     monkeypatch.setattr(vllm_core, "_engine_args", lambda *given: replace(make_args(*given), block_size=64))
     with pytest.raises(ModelError, match="blocks of 64 tokens, where 32 was asked for"):
-        VllmEngine.load(model_folder, "test", vllm_core.VllmOptions(1, num_blocks=NUM_BLOCKS))
+        VllmEngine.load(shallow_model, "test", vllm_core.VllmOptions(1, num_blocks=NUM_BLOCKS))
 
 
 def runner_of(engine: Any) -> Any:

@@ -5,10 +5,12 @@ import importlib.util
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from services.executor.handover.nixl_link import NixlLink
 from shared.errors import LinkError
@@ -19,14 +21,23 @@ from tests.services.executor.handover.other_process import Memory, expected, oth
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed")
 
 NUM_BLOCKS = 64
+Others = list[tuple[subprocess.Popen[bytes], KVAddress]]
 LARGE = 512  # times the bytes of a block: 48 MiB in all, which takes a while
 
 
-@pytest.fixture(params=["all", "tcp"])
-def transports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(scope="module", params=["all", "tcp"])
+def transports(request: pytest.FixtureRequest) -> Iterator[str]:
     """What UCX may use: whatever it finds, or as between hosts."""
-    monkeypatch.setenv("UCX_TLS", request.param)
-    return str(request.param)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("UCX_TLS", request.param)
+        yield str(request.param)
+
+
+@pytest.fixture(scope="module")
+def others(transports: str) -> Iterator[Others]:
+    """Two that stay, for every test that ends none."""
+    with other_process("first", 2 * NUM_BLOCKS) as first, other_process("second", NUM_BLOCKS) as second:
+        yield [first, second]
 
 
 @pytest.fixture
@@ -41,31 +52,32 @@ async def link(memory: Memory, transports: str) -> AsyncIterator[NixlLink]:
     await link.close()
 
 
-async def test_scattered_blocks_come_and_others_stay(link: NixlLink, memory: Memory) -> None:
-    with other_process("other", 2 * NUM_BLOCKS) as (_, address):
-        assert not link.is_connected(address.place)
-        await link.connect(address)
-        assert link.is_connected(address.place)
-        theirs, own = random.Random(0).sample(range(2 * NUM_BLOCKS), 40), random.Random(1).sample(range(NUM_BLOCKS), 40)
-        await link.read(address.place, list(zip(theirs, own, strict=True)))
-        for region, part in enumerate(memory.parts):
-            for block in range(NUM_BLOCKS):
-                there = expected(region, theirs[own.index(block)]) if block in own else 0
-                assert (part[block] == there).all()
+async def test_scattered_blocks_come_and_others_stay(link: NixlLink, memory: Memory, others: Others) -> None:
+    (_, address), _ = others
+    assert not link.is_connected(address.place)
+    await link.connect(address)
+    assert link.is_connected(address.place)
+    theirs, own = random.Random(0).sample(range(2 * NUM_BLOCKS), 40), random.Random(1).sample(range(NUM_BLOCKS), 40)
+    await link.read(address.place, list(zip(theirs, own, strict=True)))
+    for region, part in enumerate(memory.parts):
+        for block in range(NUM_BLOCKS):
+            there = expected(region, theirs[own.index(block)]) if block in own else 0
+            assert (part[block] == there).all()
 
 
-async def test_many_reads_at_a_time_from_two(link: NixlLink, memory: Memory) -> None:
-    with other_process("first", NUM_BLOCKS) as (_, first), other_process("second", NUM_BLOCKS) as (_, second):
-        await asyncio.gather(link.connect(first), link.connect(second))
-        halves = (range(0, NUM_BLOCKS, 2), first), (range(1, NUM_BLOCKS, 2), second)
-        reads = [link.read(each.place, [(block, block)]) for blocks, each in halves for block in blocks]
-        await asyncio.gather(*reads)
+async def test_many_reads_at_a_time_from_two(link: NixlLink, memory: Memory, others: Others) -> None:
+    (_, first), (_, second) = others
+    await asyncio.gather(link.connect(first), link.connect(second))
+    halves = (range(0, NUM_BLOCKS, 2), first), (range(1, NUM_BLOCKS, 2), second)
+    reads = [link.read(each.place, [(block, block)]) for blocks, each in halves for block in blocks]
+    await asyncio.gather(*reads)
     for region, part in enumerate(memory.parts):
         assert all((part[block] == expected(region, block)).all() for block in range(NUM_BLOCKS))
 
 
-async def test_a_killed_peer_is_an_error_and_others_go_on(link: NixlLink, memory: Memory) -> None:
-    with other_process("doomed", NUM_BLOCKS) as (process, doomed), other_process("other", NUM_BLOCKS) as (_, other):
+async def test_a_killed_peer_is_an_error_and_others_go_on(link: NixlLink, memory: Memory, others: Others) -> None:
+    _, (_, other) = others
+    with other_process("doomed", NUM_BLOCKS) as (process, doomed):
         await asyncio.gather(link.connect(doomed), link.connect(other))
         process.kill()
         process.wait()
@@ -98,17 +110,19 @@ async def test_a_peer_killed_in_the_middle(transports: str) -> None:
     await link.close()
 
 
-async def test_a_stopped_peer_is_waited_for(link: NixlLink, memory: Memory, transports: str) -> None:
+async def test_a_stopped_peer_is_waited_for(link: NixlLink, memory: Memory, transports: str, others: Others) -> None:
     """Over TCP it has to send; its memory can be read without it on one host."""
-    with other_process("stopped", NUM_BLOCKS) as (process, stopped):
-        await link.connect(stopped)
-        stop(process.pid)
+    _, (process, stopped) = others
+    await link.connect(stopped)
+    stop(process.pid)
+    try:
         reading = asyncio.ensure_future(link.read(stopped.place, [(1, 2)]))
         done, _ = await asyncio.wait((reading,), timeout=0.5)
         assert bool(done) == (memory.parts[0][2, 0] != 0)
         assert done or transports == "tcp"
+    finally:
         os.kill(process.pid, signal.SIGCONT)
-        await reading
+    await reading
     assert (memory.parts[0][2] == expected(0, 1)).all()
 
 
@@ -118,8 +132,8 @@ def stop(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WSTOPPED)
 
 
-async def test_closed_while_a_stopped_peer_is_waited_for(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")
+@pytest.mark.parametrize("transports", ["tcp"], indirect=True)
+async def test_closed_while_a_stopped_peer_is_waited_for(memory: Memory, transports: str) -> None:
     link = NixlLink(Place("reader", "epoch"), memory.regions)
     with other_process("stopped", NUM_BLOCKS) as (process, stopped):
         await link.connect(stopped)
@@ -137,16 +151,16 @@ async def test_closed_while_a_stopped_peer_is_waited_for(memory: Memory, monkeyp
     assert not memory.parts[0].any()
 
 
-async def test_other_layouts_and_other_links_are_refused(link: NixlLink) -> None:
-    with other_process("other", NUM_BLOCKS, repeat=2) as (_, address):
-        with pytest.raises(LinkError, match="has other KV: test x2"):
-            await link.connect(address)
-        with pytest.raises(LinkError, match="other"):
-            await link.connect(replace_layout(address, link, b"nothing that parses"))
+async def test_other_layouts_and_other_links_are_refused(link: NixlLink, others: Others) -> None:
+    (_, address), _ = others
+    with pytest.raises(LinkError, match="has other KV: test x2"):
+        await link.connect(replace(address, layout="test x2"))
+    with pytest.raises(LinkError, match="first"):
+        await link.connect(replace(address, peer=b"nothing that parses"))
     assert not link.is_connected(address.place)
 
 
-async def test_regions_that_take_turns_in_one_memory(transports: str) -> None:
+async def test_regions_that_take_turns_in_one_memory(transports: str, others: Others) -> None:
     """As where all layers of a block lie together, at the reader's."""
     sizes = [part.shape[1] for part in Memory(1).parts]
     together, starts = np.zeros((NUM_BLOCKS, sum(sizes)), np.uint8), np.cumsum([0, *sizes])
@@ -155,9 +169,9 @@ async def test_regions_that_take_turns_in_one_memory(transports: str) -> None:
         for start, size in zip(starts[:-1], sizes, strict=True)
     ]
     link = NixlLink(Place("reader", "epoch"), KVRegions("test x1", NUM_BLOCKS, runs))
-    with other_process("other", NUM_BLOCKS) as (_, address):
-        await link.connect(address)
-        await link.read(address.place, [(block, NUM_BLOCKS - 1 - block) for block in range(10)])
+    _, (_, address) = others
+    await link.connect(address)
+    await link.read(address.place, [(block, NUM_BLOCKS - 1 - block) for block in range(10)])
     for block in range(10):
         numbers = [int(together[NUM_BLOCKS - 1 - block, start]) for start in starts[:-1]]
         assert numbers == [expected(region, block) for region in range(len(sizes))]
@@ -174,10 +188,6 @@ async def test_a_new_incarnation_is_another(link: NixlLink, memory: Memory) -> N
             process.wait()
             await link.disconnect(address.place)
     assert all((memory.parts[0][block] == expected(0, block)).all() for block in range(2))
-
-
-def replace_layout(address: KVAddress, link: NixlLink, peer: bytes) -> KVAddress:
-    return KVAddress(address.place, address.link, link.address.layout, peer)
 
 
 async def until(holds: Callable[[], bool]) -> None:
