@@ -15,23 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SLACKWATER = "services.local.cli"
-IMPORTED = (
-    *(f"services.{name}.__main__" for name in ("gateway", "executor", "offline_queue", "predictor", "profiler")),
-    SLACKWATER,
-    "services.local.batches.cli",
-    "services.local.commands.chat",
-    "services.local.commands.key.cli",
-    "services.local.commands.status.table",
-    "services.local.commands.up",
-    "services.executor.engines.sim",
-)
+IMPORTED = "tests.imported_programs"
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(list(IMPORTED))
+FORKING.set_forkserver_preload([IMPORTED])
 
 
 class Program:
-    """One process, with as much of ``subprocess.Popen`` as tests need. ``module``: as after ``python -m``, or SLACKWATER.
-    What it prints goes to the files' ends; ``env`` is all that it has where it is given."""
+    """One process, with as much of ``subprocess.Popen`` as tests need. ``module``: as after ``python -m``, or
+    SLACKWATER. What it prints goes to the files' ends; ``env``, where it is given, is all of its environment."""
 
     def __init__(
         self,
@@ -98,12 +89,12 @@ def run_slackwater(
 def _become(
     module: str, arguments: tuple[str, ...], files: tuple[str, str, str], environ: dict[str, str], cwd: str
 ) -> None:
+    assert IMPORTED in sys.modules, "the process that forks leaves out what it cannot import"
     stdin, *printed = files
     os.dup2(os.open(stdin, os.O_RDONLY), 0)
     for number, path in enumerate(printed, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.stdin = os.fdopen(0, closefd=False)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(cwd)
