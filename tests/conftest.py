@@ -25,6 +25,7 @@ from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, pr
 from services.local.stack.machine import free_port
 from shared.bus import Bus
 from shared.text.tokenizer import Tokenizer
+from tests.programs import Program
 from tests.shallow_model import make_shallow
 
 # an example that waits for a core says nothing about the code
@@ -37,7 +38,7 @@ def nats_server_binary() -> str:
     return str(beside_python) if beside_python.exists() else shutil.which("nats-server") or "nats-server"
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], timeout_s: float = 15.0) -> None:
+def wait_for_port(port: int, process: "subprocess.Popen[bytes] | Program", timeout_s: float = 15.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         assert process.poll() is None, f"process ended with {process.returncode}"

@@ -1,5 +1,6 @@
-"""``python -m tests.deploy.locked_only LOCK MODULE[:FUNCTION] [ARGUMENT...]``: import a module, and call what it has,
-where no other packages can be imported than those of an image's lock, and Slackwater's own."""
+"""``python -m tests.deploy.locked_only LOCK MODULE[:FUNCTION] [ARGUMENTS...]``: import a module, and call what it has
+with each of these, which are words of a command line, where no other packages can be imported than those of an image's
+lock, and Slackwater's own."""
 
 import importlib
 import importlib.metadata
@@ -31,15 +32,19 @@ def hidden_by(lock: str) -> set[str]:
 
 
 def main() -> None:
-    lock, target, *sys.argv[1:] = sys.argv[1:]
+    lock, target, *calls = sys.argv[1:]
     hidden = hidden_by(lock)
     for name in [each for each in sys.modules if each.partition(".")[0] in hidden]:
         del sys.modules[name]
     sys.meta_path.insert(0, Hidden(hidden))  # type: ignore[arg-type]
     module, _, function = target.partition(":")
     found = importlib.import_module(module)
-    if function:
-        getattr(found, function)()
+    for arguments in calls:
+        sys.argv[1:] = arguments.split()
+        try:
+            getattr(found, function)()
+        except SystemExit as ended:
+            assert not ended.code, arguments
 
 
 if __name__ == "__main__":

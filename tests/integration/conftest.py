@@ -18,6 +18,7 @@ from services.local.stack.data_dir import DataDir
 from services.local.stack.machine import free_port
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
+from tests.programs import run_slackwater
 from tests.services.gateway.gateway_rig import wait_until
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
@@ -62,7 +63,7 @@ class LocalStack:
     def run(self, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Another ``slackwater`` command against this stack."""
         environ = {**os.environ, "SLACKWATER_DATA_DIR": str(self.data_dir), "COLUMNS": "200"}
-        return subprocess.run([*SLACKWATER, *args], input=stdin, capture_output=True, text=True, env=environ)
+        return run_slackwater(*args, stdin=stdin, env=environ)
 
     def status(self) -> dict[str, Any]:
         """``slackwater status --json``."""

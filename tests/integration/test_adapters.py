@@ -14,7 +14,7 @@ import pytest
 
 from services.executor.engines.vllm.environment import installed_version
 from tests.integration.conftest import MODEL, LocalStack, configured_stack
-from tests.integration.test_several_models import lines_of, submit, until_done
+from tests.integration.test_several_models import finished_online, lines_of, submit, until_done
 from tests.services.executor.lora_adapters import make_adapter
 from tests.services.gateway.gateway_rig import wait_until
 
@@ -60,6 +60,14 @@ def num_cached(client: openai.OpenAI, model: str, prompt: str) -> tuple[str, int
     return answer.choices[0].text, answer.usage.prompt_tokens_details.cached_tokens or 0
 
 
+def told_finished_online(stack: LocalStack) -> float:
+    """As the gateway has heard it from its executors, which have told it before what their caches have of these."""
+    lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+    return sum(
+        float(line.split()[-1]) for line in lines if line.startswith("slackwater_executor_finished_online_total{")
+    )
+
+
 def test_all_are_listed_with_what_they_belong_to(stack: LocalStack, client: openai.OpenAI) -> None:
     listed = [(each["id"], each["root"], each["parent"]) for each in httpx.get(f"{stack.url}/v1/models").json()["data"]]
     assert listed == [
@@ -92,11 +100,13 @@ def test_each_endpoint_takes_them(stack: LocalStack, client: openai.OpenAI) -> N
         client.completions.create(model="sql2", prompt="Hello")
 
 
-def test_no_kv_is_shared_between_them(client: openai.OpenAI) -> None:
+def test_no_kv_is_shared_between_them(stack: LocalStack, client: openai.OpenAI) -> None:
     """Each finds its own beginning in the cache, and nobody else's; of two executors the router prefers who has it."""
     prompt = LONG + "It went on."
+    before = sum(finished_online(stack).values())
     first = {model: num_cached(client, model, prompt) for model in ("base", "sql", "org/chat")}
     assert [cached for _, cached in first.values()] == [0, 0, 0] and len({text for text, _ in first.values()}) == 3
+    wait_until(lambda: told_finished_online(stack) == before + 3, stack.stderr)
     again = {model: num_cached(client, model, prompt) for model in ("sql", "org/chat", "base")}
     assert {model: text for model, (text, _) in again.items()} == {model: text for model, (text, _) in first.items()}
     assert min(cached for _, cached in again.values()) > 100

@@ -1,18 +1,26 @@
-"""The official client against a whole stack with the real model: chat, text, files and a batch."""
+"""The official client against a whole stack with the real model: chat, text, embeddings, files and a batch."""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import torch
+import torch.nn.functional as F
 from openai.types import Batch
+from transformers import AutoModelForCausalLM
 
+from shared.text.tokenizer import Tokenizer
 from tests.integration.conftest import MODEL, LocalStack
 from tests.services.gateway.gateway_rig import wait_until
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 BATCH_WAIT_S = 120.0
+STEM = "Rivers carry water from the mountains to the sea. " * 12
+TEXTS = [STEM + "Salt stays behind.", STEM + "Fish swim upstream.", "A cat", "Seven bridges over a cold river"]
+TOLERANCE = 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +80,46 @@ def test_a_batch_goes_from_upload_to_output_file(client: openai.OpenAI) -> None:
     assert sorted(line["custom_id"] for line in output) == [line["custom_id"] for line in lines]
     answers = {line["response"]["body"]["choices"][0]["message"]["content"] for line in output}
     assert answers == {online.choices[0].message.content}
+
+
+@pytest.fixture(scope="module")
+def embeddings_of_transformers(model_folder: Path) -> list[list[float]]:
+    """The last token's state behind the last norm, of length 1."""
+    model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    tokenizer = Tokenizer.from_folder(model_folder)
+    with torch.inference_mode():
+        states = [model.model(torch.tensor([tokenizer.encode(text)])).last_hidden_state[0, -1] for text in TEXTS]
+        return [F.normalize(state, dim=0).tolist() for state in states]
+
+
+def test_embeddings_online_and_in_a_batch_are_transformers_own(
+    client: openai.OpenAI, embeddings_of_transformers: list[list[float]]
+) -> None:
+    """Once computed whole, and once over what is cached of it."""
+    for _ in range(2):
+        online = client.embeddings.create(model=MODEL, input=TEXTS)
+        for each, wanted in zip(online.data, embeddings_of_transformers, strict=True):
+            assert each.embedding == pytest.approx(wanted, abs=TOLERANCE)
+    details = (online.usage.model_extra or {})["prompt_tokens_details"]
+    assert details["cached_tokens"] > 200
+    for each, wanted in zip(embedded_in_a_batch(client), embeddings_of_transformers, strict=True):
+        assert each == pytest.approx(wanted, abs=TOLERANCE)
+
+
+def embedded_in_a_batch(client: openai.OpenAI) -> list[list[float]]:
+    url = "/v1/embeddings"
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": url, "body": {"model": MODEL, "input": text}}
+        for number, text in enumerate(TEXTS)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    uploaded = client.files.create(file=("texts.jsonl", content), purpose="batch")
+    made = client.batches.create(input_file_id=uploaded.id, endpoint="/v1/embeddings", completion_window="24h")
+    batch = wait_for_end(client, made.id)
+    assert batch.status == "completed" and batch.output_file_id is not None
+    done = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    done.sort(key=lambda line: int(line["custom_id"]))
+    return [line["response"]["body"]["data"][0]["embedding"] for line in done]
 
 
 def wait_for_end(client: openai.OpenAI, batch_id: str) -> Batch:

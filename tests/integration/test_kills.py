@@ -129,11 +129,11 @@ def kill(stack: LocalStack, name: str) -> None:
     wait_until(lambda: stack.pids().get(name, pid) != pid, lambda: f"{name} was not restarted\n{stack.stderr()}")
 
 
-@pytest.fixture
-def undisturbed(stack: LocalStack, load: Load, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def undisturbed(stack: LocalStack, load: Load, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the batch's output is when nothing is killed."""
     client = Client(stack)
-    return client.outputs(client.submit(write_batch(tmp_path / "undisturbed.jsonl", load)))
+    return client.outputs(client.submit(write_batch(tmp_path_factory.mktemp("batch") / "undisturbed.jsonl", load)))
 
 
 @pytest.fixture

@@ -4,46 +4,78 @@ import asyncio
 import json
 import os
 import signal
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.loadgen.openai_server import OpenAIServer
+from tests.programs import Program
+
+WAIT_S = 120.0
+StartReplay = Callable[..., "Replay"]
 
 
-async def replay(*arguments: str, **environ: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "loadgen",
-        "replay",
-        *arguments,
-        env=os.environ | environ,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+class Replay:
+    """``python -m loadgen replay``."""
+
+    def __init__(self, folder: Path, arguments: tuple[str, ...], environ: dict[str, str]) -> None:
+        self._printed = folder / "stdout", folder / "stderr"
+        stdout, stderr = self._printed
+        self._program = Program("loadgen", "replay", *arguments, stdout=stdout, stderr=stderr, env=os.environ | environ)
+        self.send_signal = self._program.send_signal
+
+    @property
+    def returncode(self) -> int | None:
+        return self._program.returncode
+
+    async def ended(self) -> tuple[str, str]:
+        """What it has printed on stdout and on stderr."""
+        await asyncio.to_thread(self._program.wait, WAIT_S)
+        stdout, stderr = (path.read_text() for path in self._printed)
+        return stdout, stderr
+
+    def close(self) -> None:
+        self._program.kill()
 
 
-async def test_json_on_stdout_and_bars_on_stderr(server: OpenAIServer, trace_file: Path, prompt_file: Path) -> None:
+@pytest.fixture
+def replay(tmp_path: Path) -> Iterator[StartReplay]:
+    """Started, and ended with the test."""
+    started: list[Replay] = []
+
+    def start(*arguments: str, **environ: str) -> Replay:
+        started.append(Replay(tmp_path, arguments, environ))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+async def test_json_on_stdout_and_bars_on_stderr(
+    replay: StartReplay, server: OpenAIServer, trace_file: Path, prompt_file: Path
+) -> None:
     options = ("--duration", "0.5", "--json", "-", "--progress", "--slo", "ttft_p99<=60s", "--offline-max-tokens", "2")
-    process = await replay("--url", server.url, "--online", str(trace_file), "--offline", str(prompt_file), *options)
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
+    process = replay("--url", server.url, "--online", str(trace_file), "--offline", str(prompt_file), *options)
+    out, err = await process.ended()
+    assert process.returncode == 0, err
     report = json.loads(out)
     assert (report["online"]["completed"], report["partial"]) == (20, False)
-    assert "replay: online" in err.decode()
+    assert "replay: online" in err
 
 
-async def test_table_on_stdout_and_json_in_a_file(server: OpenAIServer, trace_file: Path, tmp_path: Path) -> None:
+async def test_table_on_stdout_and_json_in_a_file(
+    replay: StartReplay, server: OpenAIServer, trace_file: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "report.json"
-    process = await replay(
+    process = replay(
         "--url", server.url, "--online", str(trace_file), "--duration", "0.5", "--json", str(file), "--no-progress"
     )
-    out, err = await process.communicate()
+    out, err = await process.ended()
     assert process.returncode == 0
-    assert "TTFT ms" in out.decode()
-    assert err == b""
+    assert "TTFT ms" in out
+    assert err == ""
     assert json.loads(file.read_text())["online"]["requests"] == 20
 
 
@@ -55,22 +87,22 @@ async def test_table_on_stdout_and_json_in_a_file(server: OpenAIServer, trace_fi
     ],
 )
 async def test_the_api_key_comes_from_the_environment(
-    server: OpenAIServer, trace_file: Path, environ: dict[str, str]
+    replay: StartReplay, server: OpenAIServer, trace_file: Path, environ: dict[str, str]
 ) -> None:
     server.api_key = "the-key"
     options = ("--url", server.url, "--online", str(trace_file), "--duration", "0.5", "--json", "-", "--no-progress")
-    process = await replay(*options, **environ)
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
+    process = replay(*options, **environ)
+    out, err = await process.ended()
+    assert process.returncode == 0, err
     assert json.loads(out)["online"]["completed"] == 20
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_a_signal_cancels_the_batch_and_reports_what_there_is(
-    server: OpenAIServer, trace_file: Path, prompt_file: Path, number: signal.Signals, status: int
+    replay: StartReplay, server: OpenAIServer, trace_file: Path, prompt_file: Path, number: signal.Signals, status: int
 ) -> None:
     server.batch_lines_per_s = 20
-    process = await replay(
+    process = replay(
         "--url",
         server.url,
         "--online",
@@ -84,32 +116,34 @@ async def test_a_signal_cancels_the_batch_and_reports_what_there_is(
     )
     await server.until(lambda: len(server.trace_bodies) >= 5)
     process.send_signal(number)
-    out, err = await process.communicate()
-    assert process.returncode == status, err.decode()
+    out, err = await process.ended()
+    assert process.returncode == status, err
     report = json.loads(out)
     assert report["partial"] is True
     assert report["online"]["requests"] >= 5
     assert [batch["status"] for batch in server.batches.values()] == ["cancelled"]
 
 
-async def test_a_signal_during_a_stall_counts_the_unfinished(server: OpenAIServer, trace_file: Path) -> None:
-    process = await replay("--url", server.url, "--online", str(trace_file), "--duration", "60", "--json", "-")
+async def test_a_signal_during_a_stall_counts_the_unfinished(
+    replay: StartReplay, server: OpenAIServer, trace_file: Path
+) -> None:
+    process = replay("--url", server.url, "--online", str(trace_file), "--duration", "60", "--json", "-")
     await server.until(lambda: bool(server.trace_bodies))
     server.gate.clear()
     await server.until(lambda: server.num_active >= 3)
     process.send_signal(signal.SIGINT)
-    out, _ = await process.communicate()
+    out, _ = await process.ended()
     report = json.loads(out)
     assert process.returncode == 130
     assert report["online"]["unfinished"] >= 3
 
 
-async def test_nothing_done_is_status_1(server: OpenAIServer, trace_file: Path) -> None:
+async def test_nothing_done_is_status_1(replay: StartReplay, server: OpenAIServer, trace_file: Path) -> None:
     server.fail_with = 503
-    process = await replay("--url", server.url, "--online", str(trace_file), "--duration", "0.5")
-    out, _ = await process.communicate()
+    process = replay("--url", server.url, "--online", str(trace_file), "--duration", "0.5")
+    out, _ = await process.ended()
     assert process.returncode == 1
-    assert "online requests failed: 503: out of order" in out.decode()
+    assert "online requests failed: 503: out of order" in out
 
 
 @pytest.mark.parametrize(
@@ -126,10 +160,12 @@ async def test_nothing_done_is_status_1(server: OpenAIServer, trace_file: Path) 
         (["--online", "TRACE", "--offline-extra", "[1]"], "'[1]' is no JSON object"),
     ],
 )
-async def test_bad_input_is_one_line_and_status_2(trace_file: Path, arguments: list[str], message: str) -> None:
-    process = await replay(*(str(trace_file) if argument == "TRACE" else argument for argument in arguments))
-    out, err = await process.communicate()
+async def test_bad_input_is_one_line_and_status_2(
+    replay: StartReplay, trace_file: Path, arguments: list[str], message: str
+) -> None:
+    process = replay(*(str(trace_file) if argument == "TRACE" else argument for argument in arguments))
+    out, err = await process.ended()
     assert process.returncode == 2
-    assert out == b""
-    assert message in err.decode()
-    assert err.decode().count("\n") == 1
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1

@@ -3,13 +3,12 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from loadgen.datasets import DATASETS
+from tests.programs import run_slackwater
 
 DOCS = Path(__file__).parents[2] / "docs"
-CLI = (sys.executable, "-c", "from services.local.cli import main; main()")
 DATA_FILE = re.compile(r"\b[a-z][\w.-]*\.(?:csv|jsonl|txt)\.gz\b")
 
 
@@ -32,7 +31,7 @@ def test_names_are_names() -> None:
 
 
 def listed(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*CLI, "data", "list", *options], capture_output=True, text=True, timeout=60)
+    return run_slackwater("data", "list", *options)
 
 
 def test_what_is_in_a_folder_is_found_packed_or_not(tmp_path: Path) -> None:

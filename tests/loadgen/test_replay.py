@@ -26,6 +26,12 @@ FIGURES = {"mean", "p50", "p90", "p99"}
 LATENCIES = {"ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms"}
 
 
+@pytest.fixture(autouse=True)
+def polls_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of half a second are over soon after it."""
+    monkeypatch.setattr("loadgen.offline.batch.POLL_S", 0.1)
+
+
 @pytest.fixture
 def plan(trace_file: Path, prompt_file: Path) -> ReplayPlan:
     """The whole of both files in half a second, or as long as the backlog's share of it takes."""

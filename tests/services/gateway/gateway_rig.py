@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -19,10 +18,12 @@ from typing import Any, Literal
 
 import httpx
 import openai
+import psutil
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.stack.machine import free_port
 from tests.conftest import nats_server_binary, wait_for_port
+from tests.programs import Program
 
 BatchEndpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
@@ -48,7 +49,7 @@ class GatewayRig:
 
     def __init__(self, folder: Path, nats_url: str | None = None) -> None:
         self._folder = folder
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes] | Program] = {}
         self._nats_port = free_port()
         self.nats_url = nats_url or f"nats://127.0.0.1:{self._nats_port}"
         if nats_url is None:
@@ -73,8 +74,7 @@ class GatewayRig:
 
     def start_nats(self) -> None:
         """On the same port and store each time."""
-        self._spawn("nats", nats_server_binary(), *self._nats_arguments())
-        wait_for_port(self._nats_port, self._processes["nats"])
+        wait_for_port(self._nats_port, self._spawn("nats", nats_server_binary(), *self._nats_arguments()))
 
     def start_gateway(self, *options: str) -> None:
         """Returns when it answers."""
@@ -97,12 +97,12 @@ class GatewayRig:
 
     def start_predictor(self) -> None:
         """Returns at once."""
-        self._spawn("predictor", sys.executable, "-m", "services.predictor", "--nats", self.nats_url)
+        self._start("predictor", "predictor", "--nats", self.nats_url)
 
     def start_profiler(self, *options: str) -> None:
         """Returns at once; what it keeps lies in the rig's folder."""
         common = ("--nats", self.nats_url, "--cache-dir", str(self._folder))
-        self._spawn("profiler", sys.executable, "-m", "services.profiler", *common, *options)
+        self._start("profiler", "profiler", *common, *options)
 
     def wait_ready(self) -> None:
         wait_until(lambda: self.http.get("/ready").status_code == 200, self.logs, READY_S)
@@ -118,7 +118,8 @@ class GatewayRig:
     def pause(self, name: str) -> None:
         """Returns when the process stands still, until it gets SIGCONT."""
         self.signal(name, signal.SIGSTOP)
-        os.waitid(os.P_PID, self._processes[name].pid, os.WSTOPPED)
+        process = psutil.Process(self._processes[name].pid)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"{name} goes on")
 
     def wait(self, name: str) -> int:
         return self._processes[name].wait(WAIT_S)
@@ -191,8 +192,13 @@ class GatewayRig:
 
     def _start_service(self, name: str, module: str, *options: str) -> None:
         common = ("--nats", self.nats_url, "--model-path", str(model_folder()), "--model-name", MODEL)
-        self._spawn(name, sys.executable, "-m", f"services.{module}", *common, *options)
+        self._start(name, module, *common, *options)
 
-    def _spawn(self, name: str, *command: str) -> None:
+    def _start(self, name: str, module: str, *arguments: str) -> None:
+        log = self._folder / f"{name}.log"
+        self._processes[name] = Program(f"services.{module}", *arguments, stdout=log, stderr=log)
+
+    def _spawn(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+            self._processes[name] = process = subprocess.Popen(command, stdout=log, stderr=log)
+        return process

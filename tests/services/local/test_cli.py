@@ -20,6 +20,7 @@ from services.local.cli import app
 from services.local.commands.server import ApiClient
 from services.local.stack.machine import free_port
 from shared.errors import ApiError
+from tests.programs import run_slackwater
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
 BATCH = {
@@ -200,9 +201,9 @@ def test_a_taken_port_is_a_failure_with_one_line(tmp_path: Path) -> None:
 
 def up(data_dir: Path, *args: str, **environ: str) -> tuple[int, str]:
     """(exit status, stderr) of a ``slackwater up`` that cannot start."""
-    command = [*SLACKWATER, "up", "--config", "", "--port", str(free_port()), "--data-dir", str(data_dir), *args]
+    command = ("up", "--config", "", "--port", str(free_port()), "--data-dir", str(data_dir), *args)
     environ = {"COLUMNS": "200", **os.environ, **environ}
-    done = subprocess.run(command, cwd=data_dir.parent, env=environ, capture_output=True, text=True)
+    done = run_slackwater(*command, env=environ, cwd=data_dir.parent)
     assert done.stdout == ""
     return done.returncode, done.stderr
 

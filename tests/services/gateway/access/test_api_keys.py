@@ -1,8 +1,6 @@
 """API keys: made by the command line, kept as hashes, asked for by the gateway, revoked while it runs."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +14,11 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.protocol.access.api_keys import KeyTerms, hash_api_key, new_api_key
+from tests.programs import run_slackwater
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 CLOCK = SystemClock()
 GIVEN_KEY = "0123456789abcdef0123456789abcdef"
-CLI = (sys.executable, "-c", "from services.local.cli import main; main()")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
 def key_command(*arguments: str, nats: str | None = None, data_dir: Path | None = None) -> tuple[int, str, str]:
     """(exit status, stdout, stderr) of ``slackwater key``."""
     where = ("--nats", nats) if nats else ("--data-dir", str(data_dir))
-    done = subprocess.run([*CLI, "key", *arguments, *where], capture_output=True, text=True, timeout=60)
+    done = run_slackwater("key", *arguments, *where)
     return done.returncode, done.stdout, done.stderr
 
 

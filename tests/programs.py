@@ -1,0 +1,108 @@
+"""Our programs as processes of their own that import nothing anew: a process that has imported them forks for each.
+
+What a program does from its first line on is as under ``python -m``: its arguments, files, signals and exit status.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+SLACKWATER = "services.local.cli"
+IMPORTED = "tests.imported_programs"
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload([IMPORTED])
+
+
+class Program:
+    """One process, with as much of ``subprocess.Popen`` as tests need. ``module``: as after ``python -m``, or
+    SLACKWATER. What it prints goes to the files' ends; ``env``, where it is given, is all of its environment."""
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        stdout: Path,
+        stderr: Path,
+        stdin: Path = Path(os.devnull),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        environ = dict(os.environ if env is None else env)
+        files = (str(stdin), str(stdout), str(stderr))
+        self._process = FORKING.Process(
+            target=_become, args=(module, arguments, files, environ, str(cwd or Path.cwd()))
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Minus the signal's number where one ended it."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout_s)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout_s or 0.0)
+        return self.returncode
+
+    def send_signal(self, signum: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def run_slackwater(
+    *arguments: str,
+    stdin: str = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float = 120.0,
+) -> "subprocess.CompletedProcess[str]":
+    """A ``slackwater`` command, to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, stdout, stderr = (Path(folder) / name for name in ("stdin", "stdout", "stderr"))
+        given.write_text(stdin)
+        program = Program(SLACKWATER, *arguments, stdin=given, stdout=stdout, stderr=stderr, env=env, cwd=cwd)
+        try:
+            status = program.wait(timeout_s)
+        finally:
+            program.kill()
+        return subprocess.CompletedProcess(("slackwater", *arguments), status, stdout.read_text(), stderr.read_text())
+
+
+def _become(
+    module: str, arguments: tuple[str, ...], files: tuple[str, str, str], environ: dict[str, str], cwd: str
+) -> None:
+    assert IMPORTED in sys.modules, "the process that forks leaves out what it cannot import"
+    stdin, *printed = files
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    for number, path in enumerate(printed, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdin = os.fdopen(0, closefd=False)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(cwd)
+    sys.argv = [module, *arguments]
+    if module == SLACKWATER:
+        from services.local.cli import main
+
+        main()
+    else:
+        sys.modules.pop(f"{module}.__main__", None)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
