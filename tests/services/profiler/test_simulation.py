@@ -44,10 +44,10 @@ DURATION_S = 20.0
 RECORD = LatencyModelRecord("key", LinearCoefficients((10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1, 0.0)), 100, 0.01, 0.0)
 
 
-def make_requests(seed: int, count: int = 60) -> list[TraceRequest]:
+def make_requests(seed: int, count: int = 60, duration_s: float = DURATION_S) -> list[TraceRequest]:
     """Some share their beginnings."""
     rng = random.Random(seed)
-    times = sorted(rng.uniform(0, DURATION_S) for _ in range(count))
+    times = sorted(rng.uniform(0, duration_s) for _ in range(count))
     return [
         TraceRequest(time_s, rng.randint(1, 900), rng.randint(1, 80), (rng.randint(0, 5),) * rng.randint(0, 1), 128)
         for time_s in times
@@ -224,13 +224,31 @@ def test_a_budget_bounds_what_offline_work_adds() -> None:
     assert tight.harvest is not None and tight.harvest > 0
 
 
-def run_phase(setup: ExecutorSetup, requests: Sequence[TraceRequest], with_backlog: bool = True) -> VirtualPhase:
+def run_phase(
+    setup: ExecutorSetup,
+    requests: Sequence[TraceRequest],
+    with_backlog: bool = True,
+    duration_s: float = DURATION_S,
+) -> VirtualPhase:
     maker = token_id_prompts(None, None, "test")
     backlog = Backlog(PreparedBacklog(make_prompts(6), PromptEncoder(None), maker, 4096)) if with_backlog else None
     make_system = partial(VirtualSystem, [setup], FairShare(FcfsOrder()))
-    phase = VirtualPhase(make_system, Arrivals(requests, maker), backlog, DURATION_S)
+    phase = VirtualPhase(make_system, Arrivals(requests, maker), backlog, duration_s)
     phase.run()
     return phase
+
+
+def check_reconciled(
+    setup: ExecutorSetup, num_online: int, duration_s: float, monkeypatch: pytest.MonkeyPatch
+) -> VirtualPhase:
+    """Where every plan is reconciled, the same comes of it; returns what came of the plans that were kept."""
+    requests = make_requests(6, num_online, duration_s)
+    ours = run_phase(setup, requests, duration_s=duration_s)
+    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
+    theirs = run_phase(setup, requests, duration_s=duration_s)
+    assert ours.records == theirs.records
+    assert ours.executor.replica.totals == theirs.executor.replica.totals
+    return ours
 
 
 def test_an_order_knows_what_lengths_begin_with_and_the_cache_finds_it() -> None:
@@ -261,22 +279,14 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives(
 ) -> None:
     budget = {"budget_ms": 40.0} if preset in ("hygen", "ooco") else {}
     setup = Machine(kv_blocks=kv_blocks).setup(Strategy.of(preset, **budget, **KV_STRATEGIES[kv]), 0)
-    ours = run_phase(setup, make_requests(6))
-    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
-    theirs = run_phase(setup, make_requests(6))
-    assert ours.records == theirs.records
-    assert ours.executor.replica.totals == theirs.executor.replica.totals
+    check_reconciled(setup, 20, 5.0, monkeypatch)
 
 
 def test_a_plan_that_came_true_is_what_reconciling_it_gives_beside_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = Strategy.of("hygen", budget_ms=40.0, kv_eviction="task-aware", kv_reserve="burst", reserve_window_s=5.0)
     setup = Machine(kv_blocks=400).setup(strategy, 0)
-    ours = run_phase(setup, make_requests(6))
+    ours = check_reconciled(setup, 60, DURATION_S, monkeypatch)
     assert ours.executor.replica._reserve.num_blocks(0) > 0 < ours.num_offline_finished
-    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
-    theirs = run_phase(setup, make_requests(6))
-    assert ours.records == theirs.records
-    assert ours.executor.replica.totals == theirs.executor.replica.totals
 
 
 @pytest.mark.parametrize("preset", ["hygen", "echo", "round-robin"])
@@ -287,11 +297,7 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives_where_many_wait(
     """Others come behind them, and prompts begin with a part."""
     budget = {"budget_ms": 40.0} if preset == "hygen" else {}
     setup = Machine(kv_blocks=kv_blocks, max_num_batched_tokens=128).setup(Strategy.of(preset, **budget), 0)
-    ours = run_phase(setup, make_requests(6, 400))
-    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
-    theirs = run_phase(setup, make_requests(6, 400))
-    assert ours.records == theirs.records
-    assert ours.executor.replica.totals == theirs.executor.replica.totals
+    check_reconciled(setup, 120, 6.0, monkeypatch)
 
 
 @pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.5, 1.0), (0.1, 0.0, 0.0)])
