@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
@@ -21,6 +21,7 @@ from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
+from services.local.cli import app
 from services.profiler.simulation.encoding import PromptEncoder
 from services.profiler.simulation.requests import Arrivals, Backlog, PreparedBacklog
 from services.profiler.simulation.setup import Machine
@@ -369,9 +370,8 @@ def trace_file(tmp_path: Path) -> Path:
     return path
 
 
-def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from services.local.cli import main; main()", "simulate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *arguments])
 
 
 def test_the_command_reports_in_the_schema_of_replay(trace_file: Path, tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_the_command_reports_in_the_schema_of_replay(trace_file: Path, tmp_path:
         *("--model", "qwen-14b", "--device", "a40", "--tp", "2", "--baseline", "--slo", "tbt_p99<=60ms"),
         *("--step-model", str(fitted), "--json", "-", "--progress"),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     report = msgspec.json.decode(done.stdout, type=Report)
     assert report.run.url == "sim://2xa40?preset=hygen&budget_ms=40" and report.run.model == "qwen-14b"
     assert report.offline is not None and report.offline.completed > 0
@@ -407,7 +407,7 @@ def test_the_command_reports_in_the_schema_of_replay(trace_file: Path, tmp_path:
 def test_bad_input_is_one_line(trace_file: Path, arguments: list[str], said: str) -> None:
     preset = () if "--preset" in arguments else ("--preset", "online-only")
     done = simulate("--online", str(trace_file), *preset, *arguments)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert said in done.stderr and done.stderr.count("\n") == 1
 
 

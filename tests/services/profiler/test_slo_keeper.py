@@ -1,6 +1,7 @@
 """When a budget is searched for, what it is, and what is said about it."""
 
 import random
+from functools import cache
 
 import msgspec
 import pytest
@@ -49,9 +50,14 @@ def found(kept: SloKeeper, now_s: float, why: str = "first") -> SloProfileRecord
     """A real search over what is recorded."""
     job = kept.job([slo.expr for slo in parse_slos(SLOS)], BEGIN_S + now_s, why)
     assert job is not None
-    record = msgspec.json.decode(msgspec.json.encode(job), type=SloJob).run()
+    record = searched(msgspec.json.encode(job))
     kept.on_found(record, now_s, job.model)
     return record
+
+
+@cache
+def searched(job: bytes) -> SloProfileRecord:
+    return msgspec.json.decode(job, type=SloJob).run()
 
 
 def test_the_start_is_what_the_slos_say_themselves() -> None:
