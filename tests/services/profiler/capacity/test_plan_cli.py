@@ -39,7 +39,7 @@ def workload(tmp_path: Path) -> tuple[str, ...]:
     """Options for a burst of chats beside summaries."""
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("num_prefill_tokens,num_decode_tokens\n" + "700,20\n" * 60)
-    return ("--online", str(trace_file(tmp_path)), "--offline", str(lengths), "--peak", "5", *MODEL)
+    return ("--online", str(trace_file(tmp_path)), "--offline", str(lengths), "--peak", "3", *MODEL)
 
 
 def test_table_json_and_picture_agree(workload: tuple[str, ...], tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_table_json_and_picture_agree(workload: tuple[str, ...], tmp_path: Path)
 
 
 def test_without_a_backlog_the_first_step_goes_to_stdout_as_json(tmp_path: Path) -> None:
-    done = plan("--online", str(trace_file(tmp_path)), "--peak", "5", *MODEL, *SLOS, "--json", "-")
+    done = plan("--online", str(trace_file(tmp_path)), "--peak", "3", *MODEL, *SLOS, "--json", "-")
     assert done.exit_code == 0, done.stderr
     (device,) = msgspec.json.decode(done.stdout, type=CapacityPlan).devices
     assert device.least is not None and device.beside is None and device.device == "a100-40g"
