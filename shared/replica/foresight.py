@@ -102,9 +102,10 @@ class Foresight:
 
     def _scheduled(self, plan: StepPlan) -> list[tuple[int, int]] | None:
         """The tokens of each entry, and those that are computed before them. None where one is not here, or was held
-        since; or waits, and something of it is found, where that is a part of a prompt or somebody else has come: it
-        cannot be told whether as much was expected, to be held by others. Where nothing is found nothing was expected:
-        what could be found when the scheduler was told is evicted by the next step at the earliest."""
+        since; or waits, and something of it is found, where that is a part of a prompt, somebody else has come, or
+        nobody holds all of it any more: it cannot be told whether as much was expected, to be held by others. Where
+        nothing is found nothing was expected: what could be found when the scheduler was told is evicted by the next
+        step at the earliest."""
         table, scheduled = self._table, list[tuple[int, int]]()
         running = table.running(ONLINE), table.running(OFFLINE)
         for entry in plan.entries:
@@ -113,8 +114,10 @@ class Foresight:
                 return None
             num_tokens, num_computed = entry.num_scheduled_tokens, request.num_computed_tokens
             if request.num_blocks == 0:
-                num_computed = self._cache.found(request).num_tokens
-                if num_computed and (self._arrived or num_computed + num_tokens != request.num_tokens):
+                found = self._cache.found(request)
+                num_computed = found.num_tokens
+                is_held = found.num_held_blocks * self._pool.block_size >= num_computed
+                if num_computed and (self._arrived or num_computed + num_tokens != request.num_tokens or not is_held):
                     return None
             scheduled.append((num_tokens, num_computed))
         return scheduled

@@ -51,7 +51,7 @@ def test_every_system_serves_the_same_requests() -> None:
 @pytest.mark.parametrize("name", BROS.figures)
 def test_a_figure_is_written_and_printed(name: str, tmp_path: Path) -> None:
     before = dict(PACKINGS)
-    arguments = ["bros", name, "--model", "llama2-7b", "--rate", "2", "--rate", "4", "--duration", "2", "--no-progress"]
+    arguments = ["bros", name, "--model", "llama2-7b", "--rate", "2", "--rate", "4", "--duration", "1", "--no-progress"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     page = (tmp_path / BROS.page.file).read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.figures.trace_lab import TraceOptions
 from benchmarks.harness.command import Table, quantiles, show
 from benchmarks.harness.stack import usage_of
 from benchmarks.harness.turns import in_turns
@@ -27,8 +28,10 @@ def test_rows_with_the_same_headings_are_one_table(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"About.\n\n{tables}\n\nDone.\n"
 
 
-def test_a_benchmark_is_the_program_of_its_module() -> None:
-    command = [sys.executable, "-m", "benchmarks.simulator.slo_search", "--duration", "2", "--qps", "1"]
+def test_a_benchmark_is_the_program_of_its_module(options: TraceOptions) -> None:
+    """With a short backlog: the one that is drawn is as long as that of the figures."""
+    command = [sys.executable, "-m", "benchmarks.simulator.slo_search", "--offline", str(options.offline)]
+    command += ["--duration", "2", "--qps", "1"]
     shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     assert shown[0] == "| preset | SLO | largest | offline tokens/s | new runs | CPU s |"
     assert len(shown) == 2 + 2 * len(SLOS)

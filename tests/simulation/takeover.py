@@ -48,14 +48,14 @@ def taken_over(loop: VirtualLoop, seed: str) -> Iterator[None]:
             stack.enter_context(patch.object(owner, name, instead))
         random.seed(f"{seed}:random")
         stack.callback(random.setstate, state)
-        stack.enter_context(_collected_by(loop))
+        stack.enter_context(collected_by(loop))
         yield
 
 
 @contextmanager
-def _collected_by(loop: VirtualLoop) -> Iterator[None]:
-    gc.collect()
-    gc.freeze()  # what is there before the run stays: looking through it again and again takes longer than a collection
+def collected_by(loop: VirtualLoop) -> Iterator[None]:
+    """What is there before the run stays, garbage too: looking through it takes longer than most runs."""
+    gc.freeze()
     gc.disable()
     loop.on_collect = gc.collect
     try:

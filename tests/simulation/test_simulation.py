@@ -15,7 +15,7 @@ def _logged(order: Order) -> tuple[Outcome, str]:
 
 
 def test_the_same_seed_gives_the_same_run_to_the_byte() -> None:
-    (first, log), (second, other) = (_logged(Order(3, 100 * SECONDS)) for _ in range(2))
+    (first, log), (second, other) = (_logged(Order(3, 60 * SECONDS)) for _ in range(2))
     differing = [pair for pair in zip(log.splitlines(), other.splitlines(), strict=False) if pair[0] != pair[1]]
     assert not differing[:1]
     assert first.digest == second.digest

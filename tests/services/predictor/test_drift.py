@@ -4,17 +4,15 @@ import random
 
 import pytest
 
-from benchmarks.lab.samples import scheduled_shapes
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
-from services.profiler.simulation.setup import Machine
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
 from shared.protocol.measurements import LatencySample
 from tests.services.profiler.profiling import KEY, model_of, running, until
-from tests.shared.latency.shapes import roofline
+from tests.shared.latency.shapes import roofline, schedule_of
 
 GPU = roofline("llama2-7b", "a100-40g")
 NOISE = 0.02
@@ -28,7 +26,7 @@ class SimulatedExecutor:
         self.factor = 1.0  # times as slow
         self.steps = 0
         self._bus = bus
-        self._shapes = scheduled_shapes(Machine(), seed=1)
+        self._shapes = schedule_of("llama2-7b", seed=1)
         self._rng = random.Random(2)
 
     async def step(self) -> tuple[BatchFeatures, float]:

@@ -1,14 +1,14 @@
 """``slackwater predict`` and the predictor's answers, on a real bus."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from services.local.cli import app
 from services.local.commands.predict import ListedModel, formula, parse_decodes, parse_prefills
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
@@ -68,10 +68,9 @@ async def ask(bus: Bus, asked: PredictBatch) -> Prediction:
 
 
 async def slackwater(*arguments: str) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr) of the command in a process of its own."""
-    command = (sys.executable, "-c", "from services.local.cli import main; main()", "predict", *arguments)
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+    """(exit status, stdout, stderr) of the command."""
+    done = await asyncio.to_thread(CliRunner().invoke, app, ["predict", *arguments])
+    return done.exit_code, done.stdout, done.stderr
 
 
 async def test_an_answer_has_the_whole_and_its_parts(bus: Bus, predictor: Predictor) -> None:

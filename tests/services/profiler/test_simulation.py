@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
@@ -21,6 +21,7 @@ from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
+from services.local.cli import app
 from services.profiler.simulation.encoding import PromptEncoder
 from services.profiler.simulation.requests import Arrivals, Backlog, PreparedBacklog
 from services.profiler.simulation.setup import Machine
@@ -44,10 +45,10 @@ DURATION_S = 20.0
 RECORD = LatencyModelRecord("key", LinearCoefficients((10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1, 0.0)), 100, 0.01, 0.0)
 
 
-def make_requests(seed: int, count: int = 60) -> list[TraceRequest]:
+def make_requests(seed: int, count: int = 60, duration_s: float = DURATION_S) -> list[TraceRequest]:
     """Some share their beginnings."""
     rng = random.Random(seed)
-    times = sorted(rng.uniform(0, DURATION_S) for _ in range(count))
+    times = sorted(rng.uniform(0, duration_s) for _ in range(count))
     return [
         TraceRequest(time_s, rng.randint(1, 900), rng.randint(1, 80), (rng.randint(0, 5),) * rng.randint(0, 1), 128)
         for time_s in times
@@ -224,13 +225,31 @@ def test_a_budget_bounds_what_offline_work_adds() -> None:
     assert tight.harvest is not None and tight.harvest > 0
 
 
-def run_phase(setup: ExecutorSetup, requests: Sequence[TraceRequest], with_backlog: bool = True) -> VirtualPhase:
+def run_phase(
+    setup: ExecutorSetup,
+    requests: Sequence[TraceRequest],
+    with_backlog: bool = True,
+    duration_s: float = DURATION_S,
+) -> VirtualPhase:
     maker = token_id_prompts(None, None, "test")
     backlog = Backlog(PreparedBacklog(make_prompts(6), PromptEncoder(None), maker, 4096)) if with_backlog else None
     make_system = partial(VirtualSystem, [setup], FairShare(FcfsOrder()))
-    phase = VirtualPhase(make_system, Arrivals(requests, maker), backlog, DURATION_S)
+    phase = VirtualPhase(make_system, Arrivals(requests, maker), backlog, duration_s)
     phase.run()
     return phase
+
+
+def check_reconciled(
+    setup: ExecutorSetup, num_online: int, duration_s: float, monkeypatch: pytest.MonkeyPatch
+) -> VirtualPhase:
+    """Where every plan is reconciled, the same comes of it; returns what came of the plans that were kept."""
+    requests = make_requests(6, num_online, duration_s)
+    ours = run_phase(setup, requests, duration_s=duration_s)
+    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
+    theirs = run_phase(setup, requests, duration_s=duration_s)
+    assert ours.records == theirs.records
+    assert ours.executor.replica.totals == theirs.executor.replica.totals
+    return ours
 
 
 def test_an_order_knows_what_lengths_begin_with_and_the_cache_finds_it() -> None:
@@ -261,22 +280,14 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives(
 ) -> None:
     budget = {"budget_ms": 40.0} if preset in ("hygen", "ooco") else {}
     setup = Machine(kv_blocks=kv_blocks).setup(Strategy.of(preset, **budget, **KV_STRATEGIES[kv]), 0)
-    ours = run_phase(setup, make_requests(6))
-    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
-    theirs = run_phase(setup, make_requests(6))
-    assert ours.records == theirs.records
-    assert ours.executor.replica.totals == theirs.executor.replica.totals
+    check_reconciled(setup, 20, 5.0, monkeypatch)
 
 
 def test_a_plan_that_came_true_is_what_reconciling_it_gives_beside_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = Strategy.of("hygen", budget_ms=40.0, kv_eviction="task-aware", kv_reserve="burst", reserve_window_s=5.0)
     setup = Machine(kv_blocks=400).setup(strategy, 0)
-    ours = run_phase(setup, make_requests(6))
+    ours = check_reconciled(setup, 60, DURATION_S, monkeypatch)
     assert ours.executor.replica._reserve.num_blocks(0) > 0 < ours.num_offline_finished
-    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
-    theirs = run_phase(setup, make_requests(6))
-    assert ours.records == theirs.records
-    assert ours.executor.replica.totals == theirs.executor.replica.totals
 
 
 @pytest.mark.parametrize("preset", ["hygen", "echo", "round-robin"])
@@ -287,11 +298,7 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives_where_many_wait(
     """Others come behind them, and prompts begin with a part."""
     budget = {"budget_ms": 40.0} if preset == "hygen" else {}
     setup = Machine(kv_blocks=kv_blocks, max_num_batched_tokens=128).setup(Strategy.of(preset, **budget), 0)
-    ours = run_phase(setup, make_requests(6, 400))
-    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
-    theirs = run_phase(setup, make_requests(6, 400))
-    assert ours.records == theirs.records
-    assert ours.executor.replica.totals == theirs.executor.replica.totals
+    check_reconciled(setup, 120, 6.0, monkeypatch)
 
 
 @pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.5, 1.0), (0.1, 0.0, 0.0)])
@@ -363,9 +370,8 @@ def trace_file(tmp_path: Path) -> Path:
     return path
 
 
-def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from services.local.cli import main; main()", "simulate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *arguments])
 
 
 def test_the_command_reports_in_the_schema_of_replay(trace_file: Path, tmp_path: Path) -> None:
@@ -378,7 +384,7 @@ def test_the_command_reports_in_the_schema_of_replay(trace_file: Path, tmp_path:
         *("--model", "qwen-14b", "--device", "a40", "--tp", "2", "--baseline", "--slo", "tbt_p99<=60ms"),
         *("--step-model", str(fitted), "--json", "-", "--progress"),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     report = msgspec.json.decode(done.stdout, type=Report)
     assert report.run.url == "sim://2xa40?preset=hygen&budget_ms=40" and report.run.model == "qwen-14b"
     assert report.offline is not None and report.offline.completed > 0
@@ -401,7 +407,7 @@ def test_the_command_reports_in_the_schema_of_replay(trace_file: Path, tmp_path:
 def test_bad_input_is_one_line(trace_file: Path, arguments: list[str], said: str) -> None:
     preset = () if "--preset" in arguments else ("--preset", "online-only")
     done = simulate("--online", str(trace_file), *preset, *arguments)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert said in done.stderr and done.stderr.count("\n") == 1
 
 

@@ -1,6 +1,7 @@
 """When a budget is searched for, what it is, and what is said about it."""
 
 import random
+from functools import cache
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ COEFFICIENTS = (10.0, 0.1, 1e-4, 0.0, 0.0, 0.2, 0.2, 0.0)
 BEGIN_S = 1000.0
 
 
-def model(factor: float = 1.0, revision: int = 1) -> PublishedModel:
+def model(factor: float = 1.0, revision: int = 7) -> PublishedModel:
     coefficients = LinearCoefficients(tuple(factor * value for value in COEFFICIENTS))  # type: ignore[arg-type]
     return PublishedModel(LatencyModelRecord(KEY, coefficients, 100, 0.01, 0.0), revision)
 
@@ -49,9 +50,14 @@ def found(kept: SloKeeper, now_s: float, why: str = "first") -> SloProfileRecord
     """A real search over what is recorded."""
     job = kept.job([slo.expr for slo in parse_slos(SLOS)], BEGIN_S + now_s, why)
     assert job is not None
-    record = msgspec.json.decode(msgspec.json.encode(job), type=SloJob).run()
+    record = searched(msgspec.json.encode(job))
     kept.on_found(record, now_s, job.model)
     return record
+
+
+@cache
+def searched(job: bytes) -> SloProfileRecord:
+    return msgspec.json.decode(job, type=SloJob).run()
 
 
 def test_the_start_is_what_the_slos_say_themselves() -> None:
@@ -89,7 +95,7 @@ def test_a_search_comes_when_model_and_workload_are_there() -> None:
 
 def test_what_is_found_becomes_the_budget_with_its_evidence() -> None:
     kept = keeper()
-    kept.model = model(revision=7)
+    kept.model = model()
     serve(kept, 0.0, 20.0, rate=5)
     record = found(kept, 20.0)
     assert record.value is not None and record.reachable and len(record.trials) > 3
@@ -143,12 +149,12 @@ def test_drift_of_workload_and_model_asks_for_another_search() -> None:
     workload = kept.online.workload(BEGIN_S + 35)
     assert workload is not None
     kept.on_found(msgspec.structs.replace(record, workload=workload.facts()), 81.0, model().record)
-    kept.model = model(1.02, revision=2)
+    kept.model = model(1.02, revision=8)
     assert kept.search_because(200.0, BEGIN_S + 35) == ""
-    kept.model = model(1.2, revision=3)
+    kept.model = model(1.2, revision=9)
     assert "model drift: a batch is predicted at" in kept.search_because(300.0, BEGIN_S + 35)
     left = msgspec.structs.replace(model().record, drifts=1, drift_ratio=1.3)
-    kept.model = PublishedModel(left, revision=4)
+    kept.model = PublishedModel(left, revision=10)
     assert "model drift: measured times have left the model by 1.3" in kept.search_because(400.0, BEGIN_S + 35)
 
 

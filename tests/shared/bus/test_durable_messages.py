@@ -60,6 +60,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again(bus: Bus) -> None:
     await third.ack_sync()
     with pytest.raises(nats.errors.TimeoutError):
         await consumer.fetch(1, timeout=0.5)
+    await consumer.unsubscribe()
 
 
 async def test_no_more_are_delivered_than_may_wait_to_be_acknowledged(bus: Bus) -> None:
@@ -78,6 +79,7 @@ async def test_no_more_are_delivered_than_may_wait_to_be_acknowledged(bus: Bus) 
         await fetch()
     await two[0].ack_sync()
     assert [msg.subject for msg in (*two, *(await fetch()))] == ["test.0", "test.1", "test.2"]
+    await consumer.unsubscribe()
 
 
 async def test_a_message_id_is_stored_once(bus: Bus) -> None:

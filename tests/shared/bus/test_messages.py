@@ -119,11 +119,11 @@ async def test_beyond_the_buffer_a_message_is_refused(server: Server, bus: Bus) 
 
 
 async def test_a_request_that_is_under_way_when_the_server_dies_ends_in_time(server: Server, bus: Bus) -> None:
-    asked = asyncio.Event()
+    asked, over = asyncio.Event(), asyncio.Event()
 
     async def never(_: object) -> None:
         asked.set()
-        await asyncio.Event().wait()
+        await over.wait()
 
     await bus.serve("test.slow", object, never)
     asking = asyncio.create_task(bus.request("test.slow", None, object, timeout_s=1.5))
@@ -133,6 +133,7 @@ async def test_a_request_that_is_under_way_when_the_server_dies_ends_in_time(ser
         await asyncio.wait_for(asking, 10)
     server.start()
     await until(lambda: bus.is_connected)
+    over.set()
 
 
 async def test_who_reconnects_listens_as_before(server: Server, bus: Bus, nats_url: str) -> None:

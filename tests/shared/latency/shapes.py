@@ -2,14 +2,18 @@
 
 import random
 from collections.abc import Iterable
+from functools import cache
 
+from benchmarks.lab.samples import scheduled_shapes
 from services.predictor.window import Observation
+from services.profiler.simulation.setup import Machine
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import Coefficients, LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 
+MACHINES = {"llama2-7b": "a100-40g", "qwen-14b": "a40", "llama3.1-8b": "h100"}
 TRUTH: Coefficients = (25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
 DRIFTED: Coefficients = (40.0, 1.3, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
 
@@ -22,6 +26,12 @@ def make_shape(chunks: Iterable[tuple[int, int] | int] = (), contexts: Iterable[
     for context_len in contexts:
         features.add_decode(context_len)
     return features
+
+
+@cache
+def schedule_of(model: str, seed: int) -> list[BatchFeatures]:
+    """The batches of a minute on its machine."""
+    return scheduled_shapes(Machine(model, MACHINES[model]), seed)
 
 
 def predict(coefficients: Coefficients, shape: BatchFeatures) -> float:

@@ -9,19 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.lab.samples import scheduled_shapes, timed, window_of
+from benchmarks.lab.samples import timed, window_of
 from services.predictor import boosted_fit
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import fit_best, mean_relative_error
 from services.predictor.window import Observation
-from services.profiler.simulation.setup import Machine
 from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.features import BatchFeatures
 from shared.latency.roofline import RooflineLatencyModel
-from tests.shared.latency.shapes import make_shape, roofline, varied_shapes
+from tests.shared.latency.shapes import MACHINES, make_shape, roofline, schedule_of, varied_shapes
 
 MEAN_DEVIATION = 0.798  # of a normal distribution, in sigmas
-MACHINES = {"llama2-7b": "a100-40g", "qwen-14b": "a40", "llama3.1-8b": "h100"}
 
 
 def truth_of(model: str) -> RooflineLatencyModel:
@@ -30,8 +28,7 @@ def truth_of(model: str) -> RooflineLatencyModel:
 
 @cache
 def windowed(model: str, noise: float) -> list[Observation]:
-    shapes = scheduled_shapes(Machine(model, MACHINES[model]), seed=1)
-    return window_of(timed(shapes, truth_of(model), noise, seed=2)).observations()
+    return window_of(timed(schedule_of(model, seed=1), truth_of(model), noise, seed=2)).observations()
 
 
 @cache
@@ -48,7 +45,7 @@ def test_on_a_real_schedule_the_error_is_that_of_the_noise(model: str) -> None:
     assert fitted is not None
     assert fitted.mape < 0.015
     assert fitted.candidates[1].mape < 0.01 * MEAN_DEVIATION + 0.002
-    unseen = scheduled_shapes(Machine(model, MACHINES[model]), seed=3)
+    unseen = schedule_of(model, seed=3)
     without_noise = window_of(timed(unseen, truth_of(model), noise=0.0, seed=4)).observations()
     assert mean_relative_error(boosted(model, 0.01), without_noise) < 0.005
 

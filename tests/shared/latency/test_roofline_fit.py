@@ -7,7 +7,7 @@ from dataclasses import fields
 import msgspec
 import pytest
 
-from benchmarks.lab.samples import scheduled_shapes, timed, window_of
+from benchmarks.lab.samples import timed, window_of
 from services.predictor.fit import fit_best, mean_relative_error
 from services.predictor.roofline_fit import fit_roofline
 from services.predictor.window import Observation
@@ -22,10 +22,9 @@ from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.executors import EngineSpec
 from shared.protocol.latency_models import LatencyModelRecord, RooflineRates, model_record
 from shared.scheduling.strategy import Strategy
-from tests.shared.latency.shapes import make_shape, roofline, varied_shapes
+from tests.shared.latency.shapes import MACHINES, make_shape, roofline, schedule_of, varied_shapes
 from tests.shared.latency.shapes import timed as linearly_timed
 
-MACHINES = {"llama2-7b": "a100-40g", "qwen-14b": "a40", "llama3.1-8b": "h100"}
 TOLD_APART = ("gemm_flops_per_ms", "gemm_bytes_per_ms", "prefill_attention_flops_per_ms", "attention_bytes_per_ms")
 
 
@@ -65,7 +64,7 @@ def test_a_sweep_is_enough_for_a_schedule(model: str) -> None:
     """With 1% of noise in it; the paper: around 5% of error."""
     truth = roofline(model, MACHINES[model])
     fitted = fitted_to(timed(sweep_of(model), truth, noise=0.01, seed=2), model)
-    shapes = scheduled_shapes(Machine(model, MACHINES[model]), seed=3)
+    shapes = schedule_of(model, seed=3)
     assert mean_relative_error(fitted, timed(shapes, truth, noise=0.0)) < 0.005
     batches = [shape for shape in shapes[::7] if _is_clear(truth, shape)]
     assert all(is_compute_bound(fitted, shape) is is_compute_bound(truth, shape) for shape in batches)
@@ -120,7 +119,7 @@ def test_too_little_is_told_as_such() -> None:
 def test_the_predictor_takes_what_predicts_best(wanted: str) -> None:
     """On a machine that is a roofline; one that is a line keeps its line unless another is asked for."""
     truth = roofline("qwen-14b", "a40")
-    steps = window_of(timed(scheduled_shapes(Machine("qwen-14b", "a40"), seed=1), truth, seed=2)).observations()
+    steps = window_of(timed(schedule_of("qwen-14b", seed=1), truth, seed=2)).observations()
     fitted = fit_best(steps, prediction_limit_us=1e6, wanted=wanted, spec=spec_of("qwen-14b"))
     assert fitted is not None
     assert [candidate.kind for candidate in fitted.candidates] == ["linear", "boosted", "roofline"]

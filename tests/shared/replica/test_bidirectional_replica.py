@@ -86,7 +86,7 @@ def collect(replica: Replica, results: Results) -> None:
 def alone(requests: list[GenerateRequest]) -> Results:
     results: Results = {}
     for request in requests:
-        replica, engine = make_replica(num_blocks=64, tokens=512)
+        replica, engine = make_replica(num_blocks=16, tokens=512)
         replica.submit(request)
         while replica.has_work:
             assert step(replica, engine) == 1

@@ -168,7 +168,7 @@ class Overlapped:
 
 def alone(tokenizer: Tokenizer, requests: list[GenerateRequest]) -> dict[str, Outcome]:
     """One after the other, one step at a time."""
-    rig = Overlapped(tokenizer, random.Random(0), FollowingEngine(replace(SPEC, num_blocks=512)))
+    rig = Overlapped(tokenizer, random.Random(0), FollowingEngine(SPEC))
     for request in requests:
         rig.replica.submit(request)
         rig.drain(looks_ahead=False)

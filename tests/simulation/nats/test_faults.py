@@ -18,16 +18,18 @@ from tests.simulation.nats import MemoryServer
 from tests.simulation.nats.client import MemoryClient
 from tests.simulation.nats.jetstream import errors
 from tests.simulation.nats.operations import Operation, Player, runs
+from tests.simulation.takeover import collected_by
 
 T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     loop = VirtualLoop(lambda: 0.0)
-    try:
-        return loop.run_until_complete(coroutine)
-    finally:
-        loop.forget_tasks()
+    with collected_by(loop):
+        try:
+            return loop.run_until_complete(coroutine)
+        finally:
+            loop.forget_tasks()
 
 
 Scenario = Callable[[MemoryServer, Bus, Bus], Awaitable[None]]

@@ -26,8 +26,10 @@ class Transport:
         """Nothing waits here."""
 
     def close(self) -> None:
+        """Whoever still reads comes to the end."""
         if self._client._session is not None:
             self._client._session.close_from_client()
+            self._client.on_end(self._client._session)
         self._client._stop_reading()
 
     async def wait_closed(self) -> None:

@@ -8,11 +8,11 @@ from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
 from services.profiler.capacity.workload import PlannedWorkload
 
-WINDOW_S, BURST_START_S, BURST_S = 20.0, 10.0, 5.0
+WINDOW_S, BURST_START_S, BURST_S = 12.0, 6.0, 3.0
 
 
 def make_trace(seed: int = 3, rate: float = 2.0, burst_rate: float = 40.0) -> list[TraceRequest]:
-    """Chats over 20 seconds, of which 5 are a burst."""
+    """Chats over 12 seconds, of which 3 are a burst."""
     rng = random.Random(seed)
     times = [rng.uniform(0, WINDOW_S) for _ in range(round(rate * WINDOW_S))]
     times += [rng.uniform(BURST_START_S, BURST_START_S + BURST_S) for _ in range(round(burst_rate * BURST_S))]

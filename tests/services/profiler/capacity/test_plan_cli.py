@@ -7,7 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from services.local.cli import app
 from services.profiler.capacity.record import CapacityPlan
 from services.profiler.capacity.table import number
 from tests.services.profiler.capacity.planning import make_trace
@@ -18,8 +21,8 @@ SLOS = ("--slo", "ttft_p90<=600ms", "--slo", "tpot_p90<=50ms")
 MODEL = ("--model", "llama3.1-8b")
 
 
-def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env={"COLUMNS": "120"})
+def plan(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, ["plan", *arguments])
 
 
 def trace_file(folder: Path, name: str = "trace.csv", output_tokens: int | None = None) -> Path:
@@ -36,7 +39,7 @@ def workload(tmp_path: Path) -> tuple[str, ...]:
     """Options for a burst of chats beside summaries."""
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("num_prefill_tokens,num_decode_tokens\n" + "700,20\n" * 60)
-    return ("--online", str(trace_file(tmp_path)), "--offline", str(lengths), "--peak", "5", *MODEL)
+    return ("--online", str(trace_file(tmp_path)), "--offline", str(lengths), "--peak", "3", *MODEL)
 
 
 def test_table_json_and_picture_agree(workload: tuple[str, ...], tmp_path: Path) -> None:
@@ -45,7 +48,7 @@ def test_table_json_and_picture_agree(workload: tuple[str, ...], tmp_path: Path)
         *(*workload, *SLOS, "--device", "a100-40g", "--device", "h100", "--tp", "1", "--budget-ms", "25"),
         *("--backlog", "5000", "--json", str(json_file), "--plot", str(picture), "--progress"),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     record = msgspec.json.decode(json_file.read_bytes(), type=CapacityPlan)
     assert [device.device for device in record.devices] == ["a100-40g", "h100"] and not record.partial
     rows = {line[:40].strip(): line[40:].split() for line in done.stdout.splitlines()}
@@ -68,15 +71,15 @@ def test_table_json_and_picture_agree(workload: tuple[str, ...], tmp_path: Path)
 
 
 def test_without_a_backlog_the_first_step_goes_to_stdout_as_json(tmp_path: Path) -> None:
-    done = plan("--online", str(trace_file(tmp_path)), "--peak", "5", *MODEL, *SLOS, "--json", "-")
-    assert done.returncode == 0, done.stderr
+    done = plan("--online", str(trace_file(tmp_path)), "--peak", "3", *MODEL, *SLOS, "--json", "-")
+    assert done.exit_code == 0, done.stderr
     (device,) = msgspec.json.decode(done.stdout, type=CapacityPlan).devices
     assert device.least is not None and device.beside is None and device.device == "a100-40g"
 
 
 def test_no_feasible_count_is_said_with_how_near_it_came(workload: tuple[str, ...]) -> None:
     done = plan(*workload, *SLOS, "--tp", "1", "--max-executors", "1")
-    assert done.returncode == 3, done.stderr
+    assert done.exit_code == 3, done.stderr
     assert "a100-40g: no more than 1 executors keep the SLOs of online work alone at its peak" in done.stdout
     assert "--max-executors allows more" in done.stdout
 
@@ -114,13 +117,13 @@ def test_ctrl_c_prints_what_is_known(workload: tuple[str, ...]) -> None:
 )
 def test_bad_input_is_one_line(workload: tuple[str, ...], arguments: list[str], said: str) -> None:
     done = plan(*workload, *arguments)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert said in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_an_slo_that_the_trace_cannot_have(tmp_path: Path) -> None:
     done = plan("--online", str(trace_file(tmp_path, output_tokens=1)), "--slo", "tpot_p90<=50ms")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "is about the time between tokens" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -131,9 +134,9 @@ def test_an_slo_that_the_trace_cannot_have(tmp_path: Path) -> None:
 def test_a_bad_trace_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "bad.csv").write_text(text)
     done = plan("--online", str(tmp_path / "bad.csv"), *SLOS)
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_trace_is_needed() -> None:
     done = plan(*SLOS)
-    assert done.returncode == 2 and "give --online" in done.stderr
+    assert done.exit_code == 2 and "give --online" in done.stderr
