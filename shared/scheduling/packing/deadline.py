@@ -75,14 +75,13 @@ class _OnlinePart:
             self.packed.append(timed)
 
     def _has_blocks(self, timed: Timed) -> bool:
-        """One that waits must fit whole, and not on blocks taken from one that has started; one whose deadline has
-        passed must leave a block for each that runs, or others in time would soon take its blocks again. Where it does
-        not fit, nobody behind it enters either."""
+        """One that waits must fit whole, not on blocks taken from one that has started, and leave a block for each that
+        runs: else it, or one of those, would soon lose its KV, and be computed again. Where it does not fit, nobody
+        behind it enters either."""
         request = timed.request
         if request.is_running:
             return request.request_id not in self.lost and self._victims.make_room(request)
-        reserve = self._num_running if timed.remaining_ms <= 0 else 0
-        if not self.lost and self._builder.fits_whole(request, reserve):
+        if not self.lost and self._builder.fits_whole(request, self._num_running):
             return True
         self._queue.close_entrance()
         return False

@@ -165,11 +165,14 @@ def _online_phase(builder: BatchBuilder, table: RequestTable, limit: OnlineLimit
             if victims.make_room(request):
                 builder.try_add(request, False, limit.at_most(request))
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
+        reserve = len(online.running)  # a block each, so that those can grow
         for request in table.online_queue():
             if request.request_id in builder.scheduled:
                 continue
-            if not builder.fits_whole(request) or not builder.try_prefill(request, False, limit.at_most(request)):
+            fits = builder.fits_whole(request, reserve)
+            if not fits or not builder.try_prefill(request, False, limit.at_most(request)):
                 break
+            reserve += 1
     return victims.lost
 
 
@@ -223,6 +226,8 @@ class OfflinePhase:
         reserve = len(state.table.running(OFFLINE)) - len(self._paused)  # a block each, so that those can grow
         if not builder.has_room or reserve + state.num_blocks_to_leave(builder) > builder.num_blocks_left:
             return
+        if any(request_id not in builder.scheduled for request_id in state.table.waiting(ONLINE)):
+            return  # that one would soon take the blocks again, and room to enter comes the later
         for request in self._waiting():
             num_left = reserve + state.num_blocks_to_leave(builder)
             if not builder.fits_whole(request, num_left) or not (request.is_paused or self.may_begin(request)):

@@ -142,10 +142,10 @@ def test_a_late_request_without_blocks_does_not_keep_offline_work_from_running()
     assert tokens(pack(state)) == {"off": 1}
 
 
-def test_who_is_late_enters_where_those_that_run_can_grow() -> None:
+def test_who_waits_enters_where_those_that_run_can_grow() -> None:
     running = [due(make_decode(f"on-{n}", context=100), 150.0) for n in range(3)]
     late, in_time = due(make_request("late", prompt=160), -10.0), due(make_request("in-time", prompt=160), 390.0)
-    for waiting, free, enters in ((late, 12, False), (late, 13, True), (in_time, 10, True), (in_time, 9, False)):
+    for waiting, free, enters in ((late, 12, False), (late, 13, True), (in_time, 12, False), (in_time, 13, True)):
         chosen = tokens(pack(make_state(make_timed_table([*running, waiting]), num_free_blocks=free)))
         assert (waiting.request_id in chosen) == enters
 

@@ -51,9 +51,9 @@ def test_online_requests_take_blocks_of_paused_requests_before_another_gives_way
     table.add(make_request("on", prompt=100))
     schedule = plan(table, limits=LIMITS, num_free_blocks=7)
     assert tokens(schedule) == {"on": 100, "running": 1} and schedule.preempted == []
-    table.add(make_request("more", prompt=100))
+    table.add(make_request("more", prompt=80))
     schedule = plan(table, limits=LIMITS, num_free_blocks=7)
-    assert tokens(schedule) == {"on": 100, "more": 100} and schedule.preempted == ["running"]
+    assert tokens(schedule) == {"on": 100, "more": 80} and schedule.preempted == ["running"]
 
 
 def test_a_plan_that_brings_back_a_paused_request_is_cut_where_online_requests_came() -> None:

@@ -148,11 +148,22 @@ def test_offline_work_never_stalls_on_blocks_that_it_holds_itself() -> None:
     assert list(tokens(schedule)) == ["off-0", "off-1"]
 
 
-def test_a_waiting_request_enters_only_where_all_of_it_fits() -> None:
-    running = make_decode("running", context=100)
-    waiting = make_request("waiting", prompt=400)
-    assert "waiting" not in tokens(plan(make_table(running, waiting), num_free_blocks=20))
-    assert "waiting" in tokens(plan(make_table(running, waiting), num_free_blocks=25))
+def test_a_waiting_request_enters_only_where_all_of_it_fits_and_those_that_run_can_grow() -> None:
+    """By a block each, those that enter in the same step included: 25 of its own, then 7 of the other's."""
+    running, waiting = make_decode("running", context=100), make_request("waiting", prompt=400)
+    assert list(tokens(plan(make_table(running, waiting), num_free_blocks=25))) == ["running"]
+    for free, enter in ((26, ["waiting"]), (33, ["waiting"]), (34, ["waiting", "next"])):
+        table = make_table(running, waiting, make_request("next", prompt=112), make_request("far", prompt=4000))
+        big = dataclasses.replace(LIMITS, max_num_batched_tokens=1000)
+        assert list(tokens(plan(table, limits=big, num_free_blocks=free))) == ["running", *enter]
+
+
+def test_no_offline_request_enters_while_an_online_one_waits_for_blocks() -> None:
+    running, waiting = make_decode("running", context=100), make_request("waiting", prompt=400)
+    offline = make_decode("off", Kind.OFFLINE), make_request("new", Kind.OFFLINE, prompt=32)
+    for free, chosen in ((18, ["running", "off"]), (30, ["running", "waiting", "off", "new"])):
+        table = make_table(running, waiting, *offline)
+        assert list(tokens(plan(table, num_free_blocks=free))) == chosen
 
 
 def test_reconcile_keeps_a_plan_that_still_holds() -> None:
