@@ -16,7 +16,7 @@ from shared.scheduling.kv.sharing import KV_SHARINGS
 from shared.scheduling.limits import Limits
 from shared.scheduling.packing.giving_way import FEWEST
 from shared.scheduling.policy import Policy
-from shared.scheduling.request import Kind
+from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from tests.shared.replica.test_replica import MODEL, make_request, make_spec
@@ -25,18 +25,22 @@ NUM_BLOCKS = 40
 
 
 def blocks_to_take(replica: Replica) -> int:
-    """That idle offline requests hold, and nobody else."""
-    held = [request for request in replica.table if request.is_running]
-    idle = [each for each in held if each.kind is Kind.OFFLINE and not (each.is_in_flight or each.is_paused)]
-    others = [each for each in held if each not in idle]
-    taken, kept = (
-        {block for each in requests for block in replica.pool.table(each.request_id)} for requests in (idle, others)
-    )
-    return len(taken - kept)
+    """That idle offline requests hold, and nobody else: what a paused one once had may be another's by now."""
+    held = [request for request in replica.table if request.is_running and not request.is_paused]
+    idle = [each for each in held if each.kind is Kind.OFFLINE and not each.is_in_flight]
+    in_flight = [each for each in held if each.kind is Kind.OFFLINE and each.is_in_flight]
+    online = [each for each in held if each.kind is Kind.ONLINE]
+
+    def blocks(requests: list[Request]) -> list[int]:
+        return [block for each in requests for block in replica.pool.table(each.request_id)]
+
+    # a block that one in flight shares with an online request is not counted as anybody's alone, and taken off again
+    num_shared = len(set(blocks(in_flight)) & set(blocks(online)))
+    return max(0, len(set(blocks(idle)) - set(blocks(in_flight)) - set(blocks(online))) - num_shared)
 
 
 @pytest.mark.parametrize("sharing", KV_SHARINGS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_online_requests_may_take_what_only_idle_offline_ones_hold(sharing: str, seed: int) -> None:
     """None of what a step in flight reads: two steps are in flight at a time, and no two prompts begin alike."""
     rng, spec = random.Random(seed), replace(make_spec(NUM_BLOCKS), num_host_slots=256)
