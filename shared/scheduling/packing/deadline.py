@@ -11,6 +11,8 @@ from shared.scheduling.packing.victims import Victims
 from shared.scheduling.request import Request
 from shared.scheduling.schedule import Schedule
 
+GROWING_SHARE = 0.25  # of those that run, for which who can still meet its deadline leaves a block when it enters
+
 
 class DeadlinePacking(OneWayPacking):
     """Online requests by remaining time, then offline ones, as long as the step ends before the first deadline.
@@ -76,12 +78,13 @@ class _OnlinePart:
 
     def _has_blocks(self, timed: Timed) -> bool:
         """One that waits must fit whole, not on blocks taken from one that has started, and leave a block for each that
-        runs: else it, or one of those, would soon lose its KV, and be computed again. Where it does not fit, nobody
-        behind it enters either."""
+        runs: else it, or one of those, would soon lose its KV, and be computed again. One whose deadline can still be
+        met leaves fewer, for it cannot wait. Where it does not fit, nobody behind it enters either."""
         request = timed.request
         if request.is_running:
             return request.request_id not in self.lost and self._victims.make_room(request)
-        if not self.lost and self._builder.fits_whole(request, self._num_running):
+        reserve = self._num_running if timed.remaining_ms <= 0 else int(GROWING_SHARE * self._num_running)
+        if not self.lost and self._builder.fits_whole(request, reserve):
             return True
         self._queue.close_entrance()
         return False

@@ -143,9 +143,10 @@ def test_a_late_request_without_blocks_does_not_keep_offline_work_from_running()
 
 
 def test_who_waits_enters_where_those_that_run_can_grow() -> None:
-    running = [due(make_decode(f"on-{n}", context=100), 150.0) for n in range(3)]
+    """All of them by a block, where it is late; a quarter of them, where it can still be in time."""
+    running = [due(make_decode(f"on-{n}", context=100), 150.0) for n in range(8)]
     late, in_time = due(make_request("late", prompt=160), -10.0), due(make_request("in-time", prompt=160), 390.0)
-    for waiting, free, enters in ((late, 12, False), (late, 13, True), (in_time, 12, False), (in_time, 13, True)):
+    for waiting, free, enters in ((late, 17, False), (late, 18, True), (in_time, 11, False), (in_time, 12, True)):
         chosen = tokens(pack(make_state(make_timed_table([*running, waiting]), num_free_blocks=free)))
         assert (waiting.request_id in chosen) == enters
 
