@@ -101,22 +101,6 @@ async def test_refusals_are_told_from_failures_and_by_whether_they_say_when_to_c
     assert tally.without_retry == {"N: no room": 1} and tally.retry_after_s == [2.0, 30.0]
 
 
-def check_overload(run: OverloadRun, tmp_path: Path) -> None:
-    """What a client sees, and what the processes come to."""
-    assert run.capacity > 0 and run.recovered_s is not None, run.probes[-3:]
-    by_name = {tally.name: tally for tally in run.stages[-1].tallies}
-    streams = by_name["streams"]
-    assert streams.num_served > 0 and streams.num_refused > streams.num_served
-    assert not streams.failed and not by_name["connections"].failed and not by_name["a light client"].failed
-    assert all(not tally.without_retry for tally in by_name.values()), by_name
-    assert all(not tally.refused for tally in (by_name["lists"], by_name["viewers"])), "who only looks is served"
-    check_processes(run.sampler.samples)
-    before, after = run.sampler.samples[0].processes["gateway"], run.sampler.samples[-1].processes["gateway"]
-    assert after.num_files <= before.num_files + 50, "connections of those who left are open yet"
-    text = "\n".join(map(str, overload_report(run, ["ttft_p99<=2s"], 1.0, tmp_path / "overload.png")))
-    assert "As before" in text and "ttft_p99<=2s, 10 times that" in text
-
-
 def check_processes(samples: Sequence[StackSample]) -> None:
     """All there, none restarted, none of more than it may have."""
     assert set(samples[-1].processes) == PROCESSES and set(restarts(samples).values()) == {0}
@@ -126,13 +110,6 @@ def check_processes(samples: Sequence[StackSample]) -> None:
 
 
 SLOW_STACK = StackPlan("sim", ["ttft_p99<=2s"], {"SLACKWATER_MAX_NUM_SEQS": "4", "SLACKWATER_SIM_TIME_SCALE": "4"})
-
-
-async def run_overload(plan: Plan, folder: Path) -> OverloadRun:
-    runs: list[OverloadRun] = []
-    with bars_on(BARS) as bars:
-        await overload(runs, plan, SLOW_STACK, folder, bars)
-    return runs[0]
 
 
 SHORT_PLAN = Plan(
@@ -150,40 +127,36 @@ SHORT_PLAN = Plan(
 
 @pytest.mark.slow
 async def test_ten_times_the_load_is_refused_in_words_and_soon_forgotten(tmp_path: Path) -> None:
-    check_overload(await run_overload(SHORT_PLAN, tmp_path), tmp_path)
-
-
-@pytest.mark.slow
-async def test_a_longer_overload(tmp_path: Path) -> None:
-    plan = Plan(DEFAULT_MODEL, num_clients=8, capacity_s=10.0, steady_s=15.0, overload_s=45.0)
-    check_overload(await run_overload(plan, tmp_path), tmp_path)
-
-
-async def soaked(folder: Path, seconds: float) -> Run:
-    run = Run(folder, seconds / 3600, rate=6.0)
-    await soak(run, is_traced=False, objects_s=2.0, console=BARS)
-    return run
-
-
-async def check_soak(folder: Path, seconds: float) -> None:
-    run = await soaked(folder, seconds)
-    by_name = {kind.tally.name: kind.tally for kind in run.kinds}
-    assert not any(tally.failed or tally.refused for tally in by_name.values()), by_name
-    for name in ("streams", "flex", "uploads", "lists", "leavers"):
-        assert by_name[name].num_served > 0, name
-    samples = read_samples(folder / SAMPLES)
-    check_processes(samples)
-    assert any(sample.processes["gateway"].num_objects for sample in samples), "objects are not counted"
-    assert list((folder / OBJECTS).glob("*.jsonl")) and (folder / "logs" / "gateway.log").exists()
-    assert math.isfinite(samples[-1].stream_mib) and samples[-1].num_consumers > 0
+    """What a client sees, and what the processes come to."""
+    runs: list[OverloadRun] = []
+    with bars_on(BARS) as bars:
+        await overload(runs, SHORT_PLAN, SLOW_STACK, tmp_path, bars)
+    (run,) = runs
+    assert run.capacity > 0 and run.recovered_s is not None, run.probes[-3:]
+    by_name = {tally.name: tally for tally in run.stages[-1].tallies}
+    streams = by_name["streams"]
+    assert streams.num_served > 0 and streams.num_refused > streams.num_served
+    assert not streams.failed and not by_name["connections"].failed and not by_name["a light client"].failed
+    assert all(not tally.without_retry for tally in by_name.values()), by_name
+    assert all(not tally.refused for tally in (by_name["lists"], by_name["viewers"])), "who only looks is served"
+    check_processes(run.sampler.samples)
+    before, after = run.sampler.samples[0].processes["gateway"], run.sampler.samples[-1].processes["gateway"]
+    assert after.num_files <= before.num_files + 50, "connections of those who left are open yet"
+    text = "\n".join(map(str, overload_report(run, ["ttft_p99<=2s"], 1.0, tmp_path / "overload.png")))
+    assert "As before" in text and "ttft_p99<=2s, 10 times that" in text
 
 
 @pytest.mark.slow
 async def test_a_mixed_load_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.reliability.soak.PERIOD_S", 2.0)
-    await check_soak(tmp_path, 24.0)
-
-
-@pytest.mark.slow
-async def test_a_longer_mixed_load(tmp_path: Path) -> None:
-    await check_soak(tmp_path, 180.0)
+    run = Run(tmp_path, 24.0 / 3600, rate=6.0)
+    await soak(run, is_traced=False, objects_s=2.0, console=BARS)
+    by_name = {kind.tally.name: kind.tally for kind in run.kinds}
+    assert not any(tally.failed or tally.refused for tally in by_name.values()), by_name
+    for name in ("streams", "flex", "uploads", "lists", "leavers"):
+        assert by_name[name].num_served > 0, name
+    samples = read_samples(tmp_path / SAMPLES)
+    check_processes(samples)
+    assert any(sample.processes["gateway"].num_objects for sample in samples), "objects are not counted"
+    assert list((tmp_path / OBJECTS).glob("*.jsonl")) and (tmp_path / "logs" / "gateway.log").exists()
+    assert math.isfinite(samples[-1].stream_mib) and samples[-1].num_consumers > 0
