@@ -40,7 +40,8 @@ class Policy:
     come later (``shared.scheduling.credit``). ``benefit``: what tokens are worth to a packing that compares them.
     ``batch_multiple``: of which the tokens of a step with offline prompts are to be a multiple; 0: of none. ``role``:
     what the executor acts as. ``mix_samples``: K of OOCO Alg. 2. ``sheds_online``: where online requests that decode
-    take longer than L by themselves, some of them are left out.
+    take longer than L by themselves, some of them are left out. ``growth_room``: an online request that enters leaves a
+    KV block to this share of those that run.
     """
 
     latency_budget_ms: float = math.inf
@@ -53,6 +54,7 @@ class Policy:
     role: Role = Role.MIXED
     mix_samples: int = DEFAULT_MIX_SAMPLES
     sheds_online: bool = False
+    growth_room: float = 1.0
 
     def budget_ms(self, has_online: bool, model: LatencyModel) -> float:
         """L of a step, before its online part is known; ``has_online``: an online request is held, whether it runs or

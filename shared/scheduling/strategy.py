@@ -186,6 +186,15 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             "are: 128 on a GPU; 0: of none",
         ),
     ] = 0
+    growth_room: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="a waiting online request enters where its KV fits beside a block for this share of the online "
+            "requests that run, so that those can grow; 0: where its KV fits",
+        ),
+    ] = 1.0
     online_knobs: OnlineOrderKnobs = OnlineOrderKnobs()
     offline_knobs: OfflineOrderKnobs = OfflineOrderKnobs()
 
@@ -321,6 +330,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             batch_multiple=self.batch_multiple,
             mix_samples=self.mix_samples,
             sheds_online=self.online_overload == "shed",
+            growth_room=self.growth_room,
         )
         if not self.uses_latency_budget:
             return own(math.inf, self.serves_offline and (model_is_known or not self.uses_deadlines))
@@ -374,7 +384,9 @@ PRESETS = {
         Strategy(preset="hygen-star", offline_order="fcfs", latency_budget="none", offline_rate="fixed"),
         Strategy(preset="online-only", offline_order=NO_OFFLINE_WORK, latency_budget="none"),
         # BROS: Alg. 1, and what section 7 compares it with: turns (section 2.2), and no priorities, as vLLM
-        Strategy(preset="bros", packing="deadline", latency_budget="deadline", kv_sharing="bidirectional"),
+        Strategy(
+            preset="bros", packing="deadline", latency_budget="deadline", kv_sharing="bidirectional", growth_room=0.25
+        ),
         Strategy(preset="round-robin", offline_order="fcfs", packing="round-robin", latency_budget="none"),
         Strategy(preset="fcfs", offline_order="fcfs", packing="fcfs", latency_budget="none"),
         # Echo: sections 4.1 and 6, with the SLOs of its evaluation

@@ -57,7 +57,7 @@ def test_a_figure_is_written_and_printed(name: str, tmp_path: Path) -> None:
     page = (tmp_path / BROS.page.file).read_text()
     assert page.startswith("# BROS's figures") and result.stdout.strip() in page
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + {"rates": 16, "kv": 6, "overhead": 4, "pressure": 12}[name]
+    assert len(rows) == 2 + {"rates": 16, "kv": 6, "room": 14, "overhead": 4, "pressure": 12}[name]
     with Image.open(tmp_path / BROS.page.images / f"{name}.png") as picture:
         assert picture.width == 800
     assert before == PACKINGS

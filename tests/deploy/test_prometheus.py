@@ -20,7 +20,7 @@ from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not here")
 
-SCRAPE_S = 0.5
+SCRAPE_S = 1.0
 PANELS = [panel for panels in ROWS.values() for panel in panels]
 # No request moves, nothing is refused, no batch is there and no SLO is set.
 EMPTY = {
@@ -60,7 +60,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def _start(folder: Path, port: int, gateway_port: int) -> "subprocess.Popen[bytes]":
     """As it is shipped, but for where the gateway is and how often it looks."""
     config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
-    config["global"] |= dict.fromkeys(("scrape_interval", "evaluation_interval"), f"{SCRAPE_S * 1e3:g}ms")
+    config["global"] |= {"scrape_interval": f"{SCRAPE_S:g}s", "evaluation_interval": f"{SCRAPE_S:g}s"}
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{gateway_port}"]}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     shutil.copy(FOLDER / "alerts.yml", folder)

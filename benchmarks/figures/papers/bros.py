@@ -5,7 +5,7 @@ from benchmarks.figures.rate_lab import Dataset, RateLab, RateOptions, Scene
 from benchmarks.harness.page import Figure, Page, Paper
 from benchmarks.lab.drawn import Lognormal
 from benchmarks.lab.lab import ONLINE_ONLY, SLO, System
-from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, SKY
+from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
 
 SHAREGPT = Dataset("ShareGPT", Lognormal(222.76, 256.36), Lognormal(234.51, 268.50))  # Table 2
 LMSYS = Dataset("LMSYS-Chat-1M", Lognormal(90.50, 148.52), Lognormal(237.04, 228.21))
@@ -13,6 +13,7 @@ WAVE_SIZE = 64  # the paper does not say how many are submitted at a time
 RATES = (4.0, 8.0, 12.0, 16.0, 20.0)
 BOTH = Scene("opt-13b", (SHAREGPT, LMSYS), RATES, WAVE_SIZE)
 ONE = Scene("opt-13b", (SHAREGPT,), RATES, WAVE_SIZE)
+SATURATED = Scene("opt-13b", (SHAREGPT,), (12.0, 16.0), WAVE_SIZE)
 SHORT_OF_BLOCKS = Scene("llama2-7b", (SHAREGPT,), (1.0, 2.0, 3.0, 4.0), kv_blocks=1000)
 
 KV: dict[str, dict[str, str]] = {  # sharing and eviction
@@ -25,8 +26,14 @@ KV: dict[str, dict[str, str]] = {  # sharing and eviction
 BROS_BY_KV = {name: System.of("bros", **KV[name]) for name in ("bidirectional", "recompute", "keep-resident")}
 HYGEN_BY_KV = {name: System.of("hygen", **given) for name, given in KV.items()}
 BY_PRESET = {name: System.of(name) for name in ("bros", "hygen", "round-robin", "fcfs")}
+BY_ROOM = {
+    f"{preset}, {room}": System.of(preset, growth_room=room)
+    for preset, rooms in (("bros", ("0", "0.25", "1")), ("hygen", ("0", "1")), ("online-only", ("0", "1")))
+    for room in rooms
+}
 SLOS = f"SLOs: TTFT {SLO.ttft_ms:g} ms, mean TPOT of a request {SLO.tpot_ms:g} ms."
 WAVES = f"{SLOS} Offline requests {WAVE_SIZE} at a time."
+ROOMS = f"{SLOS} Each preset with its growth_room."
 SHARINGS = "The preset bros with each sharing of KV."
 SHARINGS_AND_EVICTIONS = "The preset hygen with each sharing and eviction of KV, and a small KV cache."
 
@@ -38,6 +45,17 @@ FIGURES = {
     "kv": Figure(
         lambda lab: by_rate(lab, ONE, BROS_BY_KV, (BLUE, ORANGE, GREY), (*SHARES, OFFLINE), SHARINGS, with_kv=True),
         "Attainment by sharing of KV (figure 13).",
+    ),
+    "room": Figure(
+        lambda lab: by_rate(
+            lab,
+            SATURATED,
+            BY_ROOM,
+            (SKY, BLUE, GREEN, PINK, ORANGE, GREY, RED),
+            (LATENCY, *SHARES, OFFLINE),
+            ROOMS,
+        ),
+        "Not in the paper: what an online request leaves to those that run, where these fill the KV cache.",
     ),
     "overhead": Figure(
         lambda lab: overhead(lab, ONE, {"bros": ("o-", BLUE), "hygen": ("o-", ORANGE)}),

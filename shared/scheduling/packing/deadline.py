@@ -11,8 +11,6 @@ from shared.scheduling.packing.victims import Victims
 from shared.scheduling.request import Request
 from shared.scheduling.schedule import Schedule
 
-GROWING_SHARE = 0.25  # of those that run, for which who can still meet its deadline leaves a block when it enters
-
 
 class DeadlinePacking(OneWayPacking):
     """Online requests by remaining time, then offline ones, as long as the step ends before the first deadline.
@@ -34,7 +32,7 @@ class DeadlinePacking(OneWayPacking):
         # FindPreemptBlock: an online request takes the blocks of offline ones where no others are free.
         num_blocks = state.num_free_blocks + state.num_offline_blocks
         builder = BatchBuilder(limits, state.model, queue.limit_ms, num_blocks, state.cache)
-        online = _OnlinePart(builder, queue)
+        online = _OnlinePart(builder, queue, state.policy.growth_room)
         online.pack()
         preempted = online.lost + give_back_offline_blocks(builder, state.table, state.num_offline_blocks, online.lost)
         if state.policy.offline_enabled and not (queue.has_late and builder.entries):
@@ -48,11 +46,12 @@ class _OnlinePart:
     """Lines 5 to 14. Where not even offline requests have blocks left, the online ones that can wait longest lose
     theirs (section 5.2)."""
 
-    def __init__(self, builder: BatchBuilder, queue: DeadlineQueue) -> None:
+    def __init__(self, builder: BatchBuilder, queue: DeadlineQueue, growth_room: float) -> None:
         self.packed: list[Timed] = []  # the builder's first entries, in order
         self.hit_time_limit = False
         self._builder = builder
         self._queue = queue
+        self._growth_room = growth_room
         running = queue.running()
         self._victims = Victims(builder, running)
         self._num_running = len(running)
@@ -78,12 +77,12 @@ class _OnlinePart:
 
     def _has_blocks(self, timed: Timed) -> bool:
         """One that waits must fit whole, not on blocks taken from one that has started, and leave a block for each that
-        runs: else it, or one of those, would soon lose its KV, and be computed again. One whose deadline can still be
-        met leaves fewer, for it cannot wait. Where it does not fit, nobody behind it enters either."""
+        runs: else it, or one of those, would soon lose its KV, and be computed again. One that can still be in time
+        cannot wait, and leaves them the policy's room. Where it does not fit, nobody behind it enters either."""
         request = timed.request
         if request.is_running:
             return request.request_id not in self.lost and self._victims.make_room(request)
-        reserve = self._num_running if timed.remaining_ms <= 0 else int(GROWING_SHARE * self._num_running)
+        reserve = self._num_running if timed.remaining_ms <= 0 else int(self._growth_room * self._num_running)
         if not self.lost and self._builder.fits_whole(request, reserve):
             return True
         self._queue.close_entrance()

@@ -60,7 +60,7 @@ class TwoPhasePacking:
         table, builder = state.table, _builder(state)
         online = _OnlineHeld.of(table)
         limit = self.online_limit(state, builder, online.decodes)
-        preempted = _online_phase(builder, table, limit, online)
+        preempted = _online_phase(builder, state, limit, online)
         gives_way = self.gives_way(table, state.model)
         preempted += give_back_offline_blocks(builder, table, state.num_offline_blocks, preempted, gives_way)
         share = _bound(builder, state, limit)
@@ -81,7 +81,7 @@ class TwoPhasePacking:
         online = _OnlineHeld.of(table, lost)
         limit = self.online_limit(state, builder, online.decodes)
         _keep_online(builder, table, _keep_decodes(builder, online.decodes, plan), limit, lost)
-        lost += _online_phase(builder, table, limit, online)
+        lost += _online_phase(builder, state, limit, online)
         num_offline_blocks = max(0, state.num_offline_blocks - freed[OFFLINE])
         gives_way = self.gives_way(table, state.model)
         lost += give_back_offline_blocks(builder, table, num_offline_blocks, lost, gives_way)
@@ -151,7 +151,7 @@ def _round_down(builder: BatchBuilder, state: StepState) -> int:
     return builder.round_down(state.policy.batch_multiple) if state.policy.batch_multiple else 0
 
 
-def _online_phase(builder: BatchBuilder, table: RequestTable, limit: OnlineLimit, online: _OnlineHeld) -> list[str]:
+def _online_phase(builder: BatchBuilder, state: StepState, limit: OnlineLimit, online: _OnlineHeld) -> list[str]:
     """Phase one: decodes, then chunks of started prompts, then waiting prompts, in order. Returns what it preempted."""
     victims = Victims(builder, online.running)
     decodes, prefills = map(builder.left_out, (online.decodes, online.prefills))
@@ -165,14 +165,13 @@ def _online_phase(builder: BatchBuilder, table: RequestTable, limit: OnlineLimit
             if victims.make_room(request):
                 builder.try_add(request, False, limit.at_most(request))
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
-        reserve = len(online.running)  # a block each, so that those can grow
-        for request in table.online_queue():
-            if request.request_id in builder.scheduled:
-                continue
-            fits = builder.fits_whole(request, reserve)
-            if not fits or not builder.try_prefill(request, False, limit.at_most(request)):
-                break
-            reserve += 1
+        num_growing = len(online.running)
+        for request in state.table.online_queue():
+            if request.request_id not in builder.scheduled:
+                fits = builder.fits_whole(request, int(state.policy.growth_room * num_growing))
+                if not fits or not builder.try_prefill(request, False, limit.at_most(request)):
+                    break
+            num_growing += 1
     return victims.lost
 
 

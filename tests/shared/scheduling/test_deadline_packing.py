@@ -143,12 +143,14 @@ def test_a_late_request_without_blocks_does_not_keep_offline_work_from_running()
 
 
 def test_who_waits_enters_where_those_that_run_can_grow() -> None:
-    """All of them by a block, where it is late; a quarter of them, where it can still be in time."""
+    """All of them by a block, where it is late; where it can still be in time, so many as the policy has it."""
     running = [due(make_decode(f"on-{n}", context=100), 150.0) for n in range(8)]
     late, in_time = due(make_request("late", prompt=160), -10.0), due(make_request("in-time", prompt=160), 390.0)
-    for waiting, free, enters in ((late, 17, False), (late, 18, True), (in_time, 11, False), (in_time, 12, True)):
-        chosen = tokens(pack(make_state(make_timed_table([*running, waiting]), num_free_blocks=free)))
-        assert (waiting.request_id in chosen) == enters
+    for waiting, growth_room, least in ((late, 0.25, 18), (in_time, 0.25, 12), (in_time, 1.0, 18), (in_time, 0.0, 10)):
+        for free in (least - 1, least):
+            state = make_state(make_timed_table([*running, waiting]), num_free_blocks=free)
+            state = replace(state, policy=replace(state.policy, growth_room=growth_room))
+            assert (waiting.request_id in tokens(pack(state))) == (free == least)
 
 
 def test_a_full_batch_lets_an_offline_request_in_for_the_one_that_can_wait_longest() -> None:

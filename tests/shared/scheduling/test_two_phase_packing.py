@@ -150,12 +150,18 @@ def test_offline_work_never_stalls_on_blocks_that_it_holds_itself() -> None:
 
 def test_a_waiting_request_enters_only_where_all_of_it_fits_and_those_that_run_can_grow() -> None:
     """By a block each, those that enter in the same step included: 25 of its own, then 7 of the other's."""
-    running, waiting = make_decode("running", context=100), make_request("waiting", prompt=400)
-    assert list(tokens(plan(make_table(running, waiting), num_free_blocks=25))) == ["running"]
-    for free, enter in ((26, ["waiting"]), (33, ["waiting"]), (34, ["waiting", "next"])):
-        table = make_table(running, waiting, make_request("next", prompt=112), make_request("far", prompt=4000))
-        big = dataclasses.replace(LIMITS, max_num_batched_tokens=1000)
-        assert list(tokens(plan(table, limits=big, num_free_blocks=free))) == ["running", *enter]
+    running, big = make_decode("running", context=100), dataclasses.replace(LIMITS, max_num_batched_tokens=1000)
+    waiting, following = make_request("waiting", prompt=400), make_request("next", prompt=112)
+
+    def entered(num_free_blocks: int, growth_room: float) -> list[str]:
+        table = make_table(running, waiting, following, make_request("far", prompt=4000))
+        policy = Policy(growth_room=growth_room)
+        return list(tokens(plan(table, limits=big, num_free_blocks=num_free_blocks, policy=policy)))[1:]
+
+    for growth_room, one, both in ((1.0, 26, 34), (0.5, 25, 33), (0.0, 25, 32)):
+        assert entered(one - 1, growth_room) == []
+        assert entered(one, growth_room) == entered(both - 1, growth_room) == ["waiting"]
+        assert entered(both, growth_room) == ["waiting", "next"]
 
 
 def test_no_offline_request_enters_while_an_online_one_waits_for_blocks() -> None:
