@@ -60,7 +60,7 @@ class System:
     choose: Choose = choose
 
     @classmethod
-    def of(cls, preset: str, planner: str = "", **given: str) -> System:
+    def of(cls, preset: str, planner: str = "", **given: str | float) -> System:
         """The preset, but for what is given: fields of a strategy. Raises ValueError for what does not fit."""
         return cls(Strategy.of(preset, **given), planner)
 

@@ -27,8 +27,8 @@ BROS_BY_KV = {name: System.of("bros", **KV[name]) for name in ("bidirectional", 
 HYGEN_BY_KV = {name: System.of("hygen", **given) for name, given in KV.items()}
 BY_PRESET = {name: System.of(name) for name in ("bros", "hygen", "round-robin", "fcfs")}
 BY_ROOM = {
-    f"{preset}, {room}": System.of(preset, growth_room=room)
-    for preset, rooms in (("bros", ("0", "0.25", "1")), ("hygen", ("0", "1")), ("online-only", ("0", "1")))
+    f"{preset}, {room:g}": System.of(preset, growth_room=room)
+    for preset, rooms in (("bros", (0.0, 0.25, 1.0)), ("hygen", (0.0, 1.0)), ("online-only", (0.0, 1.0)))
     for room in rooms
 }
 SLOS = f"SLOs: TTFT {SLO.ttft_ms:g} ms, mean TPOT of a request {SLO.tpot_ms:g} ms."
