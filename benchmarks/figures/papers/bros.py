@@ -13,7 +13,7 @@ WAVE_SIZE = 64  # the paper does not say how many are submitted at a time
 RATES = (4.0, 8.0, 12.0, 16.0, 20.0)
 BOTH = Scene("opt-13b", (SHAREGPT, LMSYS), RATES, WAVE_SIZE)
 ONE = Scene("opt-13b", (SHAREGPT,), RATES, WAVE_SIZE)
-SATURATED = Scene("opt-13b", (SHAREGPT,), (12.0, 16.0), WAVE_SIZE)
+SATURATED = Scene("opt-13b", (SHAREGPT,), (10.0, 12.0), WAVE_SIZE)
 SHORT_OF_BLOCKS = Scene("llama2-7b", (SHAREGPT,), (1.0, 2.0, 3.0, 4.0), kv_blocks=1000)
 
 KV: dict[str, dict[str, str]] = {  # sharing and eviction
