@@ -35,6 +35,8 @@ class Program:
         cwd: Path | None = None,
     ) -> None:
         environ = dict(os.environ if env is None else env)
+        for printed in (stdout, stderr):
+            printed.touch()  # whoever waits for what it prints may read before it runs
         files = (str(stdin), str(stdout), str(stderr))
         self._process = FORKING.Process(
             target=_become, args=(module, arguments, files, environ, str(cwd or Path.cwd()))

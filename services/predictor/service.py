@@ -37,7 +37,7 @@ class Predictor(Service):
         self._clock = clock
         self._kinds: dict[str, WatchedKind] = {}
         self._arrived = asyncio.Event()
-        self._drifted = asyncio.Event()
+        self._is_urgent = asyncio.Event()
         self._counts: Counter[str] = Counter()
         self._models: Bucket[LatencyModelRecord]
         self._executors: Bucket[ExecutorInfo]
@@ -58,7 +58,8 @@ class Predictor(Service):
         ]
 
     async def run(self) -> None:
-        """Refit each kind that gained samples, in rounds at least ``refit_interval_s`` apart."""
+        """Refit each kind that gained samples, in rounds at least ``refit_interval_s`` apart; a kind that drifted, or
+        has no model yet, waits no longer than that."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -69,8 +70,8 @@ class Predictor(Service):
                     check_cancelled()
             elapsed_s = self._clock.monotonic_s() - round_started_s
             await asyncio.sleep(max(0.0, self._settings.refit_interval_s - elapsed_s))  # bounds the rate of fitting
-            await wait_set(self._drifted, elapsed_s / (SETTLED_SHARE if is_settled else CHANGING_SHARE))
-            self._drifted.clear()
+            await wait_set(self._is_urgent, elapsed_s / (SETTLED_SHARE if is_settled else CHANGING_SHARE))
+            self._is_urgent.clear()
 
     async def stop(self) -> None:
         """Nothing is lost: what was published stays, and samples come again."""
@@ -106,11 +107,13 @@ class Predictor(Service):
         if sample.step > 0:  # a sweep's shapes are all that may come, not what does
             drift = kind.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
             if drift is not None:
-                self._drifted.set()
+                self._is_urgent.set()
                 ids = {"profile_key": sample.profile_key, "executor_id": sample.executor_id}
                 logger.warning("steps drifted from the model", extra={**ids, "ratio": round(drift.ratio, 3)})
         if self._is_due(kind):
             self._arrived.set()
+            if kind.record is None:  # its executors plan without one
+                self._is_urgent.set()
 
     async def _on_question(self, asked: PredictBatch) -> Prediction:
         try:

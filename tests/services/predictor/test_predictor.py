@@ -97,6 +97,17 @@ async def test_each_profile_key_has_its_own_model(bus: Bus) -> None:
     assert predicted(shape, slow.latency_model()) == pytest.approx(2 * predicted(shape, fast.latency_model()), rel=0.1)
 
 
+async def test_an_executor_of_a_new_kind_does_not_wait_for_its_model(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long fits of what has a model already are to rest."""
+    for share in ("SETTLED_SHARE", "CHANGING_SHARE"):
+        monkeypatch.setattr(f"services.predictor.service.{share}", 1e-9)
+    async with running(predictor(bus)):
+        await send(bus, mixed_shapes(100))
+        await model_of(bus)
+        await send(bus, mixed_shapes(100), key="other")
+        assert (await model_of(bus, "other")).profile_key == "other"
+
+
 async def test_a_restarted_predictor_keeps_what_it_knew(bus: Bus) -> None:
     """Decodes alone, the only samples after the restart, must not wipe out the cost of prefills."""
     async with running(predictor(bus)):

@@ -91,7 +91,7 @@ def test_a_killed_executors_part_of_a_batch_moves_to_the_other(rig: GatewayRig) 
     texts = outputs(rig, batch_id)
     assert len(texts) == LINES
     assert {line: texts[line] for line in expected} == expected
-    assert alive(rig) == ["executor-1"]
+    wait_until(lambda: alive(rig) == ["executor-1"], rig.logs)
 
 
 @pytest.mark.slow
