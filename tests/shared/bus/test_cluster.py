@@ -106,6 +106,14 @@ async def store_until(bus: Bus, num_writes: int, numbers: Iterator[int], acknowl
             acknowledged.append(subject)
 
 
+async def subjects_read(bus: Bus) -> list[str]:
+    """Of all that is stored, once JetStream answers: while servers choose a leader it does not."""
+    while True:
+        with contextlib.suppress(BusError):
+            return [each.subject async for each in bus.read(subjects.RESULTS_STREAM, EVERY, str)]
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.slow
 async def test_nothing_acknowledged_is_lost_with_the_server_that_had_taken_it(cluster: Cluster) -> None:
     bus = await Bus.connect(BusAddress(cluster.url), "test")
@@ -121,7 +129,7 @@ async def test_nothing_acknowledged_is_lost_with_the_server_that_had_taken_it(cl
             await store_until(bus, NUM_WRITES // 2, numbers, acknowledged)
             await asyncio.to_thread(cluster.kill, lost)
             await store_until(bus, NUM_WRITES, numbers, acknowledged)
-            stored = [each.subject async for each in bus.read(subjects.RESULTS_STREAM, EVERY, str)]
+            stored = await subjects_read(bus)
         assert set(acknowledged) <= set(stored) and len(stored) == len(set(stored))
         await asyncio.to_thread(cluster.start, lost)
     finally:
@@ -168,14 +176,6 @@ def test_a_number_of_copies_is_one_that_servers_can_keep(text: str) -> None:
         setting.convert(text, strict=False)
 
 
-async def subjects_read(bus: Bus) -> set[str]:
-    """Of all that is stored, once JetStream answers."""
-    while True:
-        with contextlib.suppress(BusError):
-            return {each.subject async for each in bus.read(subjects.RESULTS_STREAM, EVERY, str)}
-        await asyncio.sleep(0.1)
-
-
 @pytest.mark.slow
 async def test_what_was_acknowledged_is_read_at_once_though_a_server_lags(cluster: Cluster) -> None:
     """It has stood still, and gets what it has missed while it is asked."""
@@ -194,7 +194,7 @@ async def test_what_was_acknowledged_is_read_at_once_though_a_server_lags(cluste
                     expected |= {subject for subject, _ in written}
                 cluster.signal(late, signal.SIGCONT)
                 for _ in range(4):
-                    found = await subjects_read(reader)
+                    found = set(await subjects_read(reader))
                     assert expected <= found, (len(expected - found), round)
         assert expected
     finally:
