@@ -9,8 +9,10 @@ import typer
 
 from benchmarks.lab.drawn import DurationOption, Lognormal, poisson, uniform_backlog, with_prefix
 from benchmarks.lab.lab import SEED, Bench, Load, Machine, machine_name
+from benchmarks.lab.samples import fitted_model
 from loadgen.progress import ReplayProgress
 from loadgen.workload.traces import TraceRequest
+from shared.latency.model import LatencyModel
 
 MACHINES = {
     machine.model: machine
@@ -66,13 +68,15 @@ class Dataset:
 @dataclass(frozen=True, slots=True)
 class Scene:
     """What a figure runs where the options say nothing else. ``wave_size``: of offline requests; None submits all at
-    once. ``kv_blocks``: None is what fits beside the weights."""
+    once, 0 none. ``kv_blocks``: None is what fits beside the weights. ``num_requests``: online, about so many at
+    most; None is as many as come in the options' duration."""
 
     model: str
     datasets: tuple[Dataset, ...]
     rates: tuple[float, ...]
     wave_size: int | None = None
     kv_blocks: int | None = None
+    num_requests: int | None = None
 
 
 @dataclass(slots=True)
@@ -81,17 +85,28 @@ class RateLab:
 
     options: RateOptions
     progress: ReplayProgress
-    _benches: dict[tuple[Machine, Dataset, float, int | None], Bench] = field(init=False, default_factory=dict)
+    _benches: dict[tuple[Machine, Dataset, float, float, int | None], Bench] = field(init=False, default_factory=dict)
+    _planners: dict[tuple[Machine, str], LatencyModel] = field(init=False, default_factory=dict)
 
     def bench(self, scene: Scene, dataset: Dataset, rate: float) -> Bench:
-        key = (self.machine(scene), dataset, rate, scene.wave_size)
+        machine, wave_size = self.machine(scene), scene.wave_size
+        duration_s = self.options.duration
+        if scene.num_requests is not None:
+            duration_s = min(duration_s, scene.num_requests / rate)
+        key = machine, dataset, rate, duration_s, wave_size
         if key not in self._benches:
-            duration_s = self.options.duration
-            size = max(scene.wave_size or 1, round(duration_s * BACKLOG_PER_S))
+            size = 0 if wave_size == 0 else max(wave_size or 1, round(duration_s * BACKLOG_PER_S))
             prompts = uniform_backlog(size, random.Random(f"backlog:{SEED}"), OFFLINE_PROMPT, OFFLINE_OUTPUT)
             requests = dataset.arrivals(rate, duration_s, SEED, self.options.preambles)
-            self._benches[key] = Bench(key[0], Load(requests, prompts, duration_s, scene.wave_size), self.progress)
+            self._benches[key] = Bench(machine, Load(requests, prompts, duration_s, wave_size or None), self.progress)
         return self._benches[key]
+
+    def planner(self, scene: Scene, name: str) -> LatencyModel:
+        """As ``fitted_model`` on the scene's machine, made once."""
+        key = self.machine(scene), name
+        if key not in self._planners:
+            self._planners[key] = fitted_model(*key)
+        return self._planners[key]
 
     def machine(self, scene: Scene) -> Machine:
         """Raises BadParameter for an unknown model."""
@@ -108,4 +123,5 @@ class RateLab:
         """For captions."""
         machine, options = self.machine(scene), self.options
         blocks = "" if machine.kv_blocks is None else f", {machine.kv_blocks:,} KV blocks"
-        return f"{machine_name(machine)}, {options.chunk} tokens a step{blocks}, {options.duration:g} s"
+        length = f"{options.duration:g} s" if scene.num_requests is None else f"{scene.num_requests} requests"
+        return f"{machine_name(machine)}, {options.chunk} tokens a step{blocks}, {length}"

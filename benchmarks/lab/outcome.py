@@ -51,7 +51,7 @@ class Measured:
 @dataclass(frozen=True, slots=True)
 class Run(Measured):
     """A whole one. ``executors``: what each counted; ``attained``: the share of online requests whose ``ttft`` and mean
-    ``tpot`` are within their deadlines; ``end_s``: when the last online answer was in."""
+    ``tpot`` are within their system's deadlines; ``end_s``: when the last online answer was in."""
 
     executors: Sequence[ExecutorCounters]
     attained: Mapping[str, float]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from benchmarks.harness.command import Results, Row, benchmark, quantiles
 from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import Machine
-from benchmarks.lab.samples import boosted_model
+from benchmarks.lab.samples import fitted_model
 from benchmarks.scheduling.offline_order import ORDERS, make_pool, offline_request
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
@@ -93,7 +93,7 @@ def main(rounds: int = 1000) -> Results:
     collect_seldom()
     for order, num_running, num_waiting in product(ORDERS, (16, 64, 256), (100, 10_000)):
         yield measure("linear", LINEAR, order, num_running, num_waiting, HELD, rounds)
-    curves = boosted_model(Machine("llama2-7b", "a100-40g"))
+    curves = fitted_model(Machine("llama2-7b", "a100-40g"))
     for policy, num_running in product((HELD, DEADLINES, KV_AWARE, MIXED), (64, 256)):
         order = "kv-aware" if policy is KV_AWARE else "psm-fair"
         yield measure("boosted", curves, order, num_running, 10_000, policy, rounds)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from unittest.mock import patch
 
 from benchmarks.figures.rate_lab import RateLab, Scene
@@ -14,14 +15,16 @@ from benchmarks.harness.page import Result
 from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import System
 from benchmarks.lab.outcome import Run
-from benchmarks.lab.samples import boosted_model
+from loadgen.client.records import RequestRecord
+from shared.protocol.executors import ExecutorCounters
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import PACKINGS
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 
 LATENCY, TTFT_SHARE, TPOT_SHARE = "normalized latency (ms)", "TTFT attainment (%)", "TPOT attainment (%)"
-OFFLINE, TTFT_P99 = "offline requests/s", "TTFT p99 (ms)"
+OFFLINE, TTFT_P99, ONLINE_TOKENS = "offline requests/s", "TTFT p99 (ms)", "online output tokens/s"
+QUEUEING = "queueing (% of a request's time)"
 SHARES = (TTFT_SHARE, TPOT_SHARE)
 QUANTITIES: dict[str, Callable[[Run], float]] = {
     LATENCY: lambda run: run.latency_or_zero_ms("normalized_latency_mean"),
@@ -29,6 +32,7 @@ QUANTITIES: dict[str, Callable[[Run], float]] = {
     TPOT_SHARE: lambda run: 100 * run.attained["tpot"],
     OFFLINE: lambda run: run.offline_requests_per_s,
     TTFT_P99: lambda run: run.latency_or_zero_ms("ttft_p99"),
+    ONLINE_TOKENS: lambda run: run.online.output_tokens_per_s,
 }
 BOOSTED = "boosted"  # the planner
 
@@ -40,21 +44,26 @@ def by_rate(
     colours: Sequence[str],
     quantities: Sequence[str],
     caption: str,
-    with_kv: bool = False,
+    more: Callable[[Run], Row] = lambda run: {},
 ) -> Result:
     """``systems``: by the names of their lines, in the order of ``colours``; ``quantities``: names in ``QUANTITIES``;
-    ``with_kv``: what became of KV is in the table."""
+    ``more``: cells of the table."""
     budget_ms = lab.options.budget_ms
     points = []
     for dataset in scene.datasets:
         for rate in lab.rates(scene):
             for name, system in systems.items():
-                run = lab.bench(scene, dataset, rate).run(system, system.budget(budget_ms))
+                bench = lab.bench(scene, dataset, rate)
+                if system.planner:
+                    bench.planners[system.planner] = lab.planner(scene, system.planner)
+                run = bench.run(system, system.budget(budget_ms))
                 values = {quantity: QUANTITIES[quantity](run) for quantity in quantities}
                 where = {"dataset": dataset.name, "requests/s": f"{rate:g}", "system": name}
-                cells = {**where, **_cells(run), **(_kv_cells(run) if with_kv else {})}
+                cells = {**where, **_cells(run), **more(run)}
                 points.append(Point(dataset.name, "", name, rate, values, cells))
-    described = f"{caption} {lab.where(scene)}; hygen's latency budget is {budget_ms:g} ms."
+    budget = f"; hygen's latency budget is {budget_ms:g} ms"
+    is_told = any(system.strategy.uses_latency_budget for system in systems.values())
+    described = f"{caption} {lab.where(scene)}{budget if is_told else ''}."
     styles = {name: ("o-", colour) for name, colour in zip(systems, colours, strict=True)}
     return Curves("online requests/s", styles).result(points, described, 1.8 + 1.2 * len(scene.datasets))
 
@@ -69,7 +78,16 @@ def _cells(run: Run) -> Row:
     }
 
 
-def _kv_cells(run: Run) -> Row:
+def online_cells(run: Run) -> Row:
+    """What online requests alone got."""
+    return {
+        "TBT p99 ms": f"{run.latency_or_zero_ms('tbt_p99'):.0f}",
+        ONLINE_TOKENS: f"{QUANTITIES[ONLINE_TOKENS](run):,.0f}",
+    }
+
+
+def kv_cells(run: Run) -> Row:
+    """What became of KV."""
     totals = run.totals
     return {
         "TBT p99 ms": f"{run.latency_or_zero_ms('tbt_p99'):.0f}",
@@ -121,7 +139,7 @@ class Timed:
 def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
     """BROS figure 14. ``styles``: of presets. CPU time on this machine."""
     (dataset,) = scene.datasets
-    planner, points = boosted_model(lab.machine(scene)), []
+    planner, points = lab.planner(scene, BOOSTED), list[Point]()
     for name in styles:
         system = System.of(name, BOOSTED)
         packing = PACKINGS[system.strategy.packing]
@@ -137,4 +155,44 @@ def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
         "CPU time of planning and reconciling each step on this machine, over the step's time on the GPU; plans are "
         f"made with a boosted model. {lab.where(scene)}; {dataset.name}."
     )
+    return Curves("online requests/s", styles).result(points, caption, 3.0)
+
+
+@dataclass(slots=True)
+class Queueing:
+    """What online requests wait: of the time from their arrival to their end, what is left without the steps that gave
+    them tokens. Earlier chunks of a prompt that is longer than a step count as waiting."""
+
+    _busy_s: float = 0.0
+    _step_s: dict[float, float] = field(default_factory=dict)  # by when it ended
+
+    def on_step(self, now_s: float, totals: ExecutorCounters) -> None:
+        self._step_s[now_s] = totals.busy_s - self._busy_s
+        self._busy_s = totals.busy_s
+
+    def share(self, records: Iterable[RequestRecord]) -> float:
+        """The mean over all."""
+        return fmean(map(self._share_of, records))
+
+    def _share_of(self, record: RequestRecord) -> float:
+        assert record.finished_s is not None
+        running_s = sum(map(self._step_s.__getitem__, record.token_times_s))
+        return 1 - running_s / (record.finished_s - record.due_s)
+
+
+def queueing(lab: RateLab, scene: Scene, systems: Mapping[str, System], colours: Sequence[str]) -> Result:
+    """BROS figure 3: what waiting is of a request's time, and what time a token takes with it."""
+    points = []
+    for dataset in scene.datasets:
+        for rate in lab.rates(scene):
+            bench = lab.bench(scene, dataset, rate)
+            for name, system in systems.items():
+                run, waits = bench.run(system), Queueing()
+                share = waits.share(bench.watch(system, None, waits.on_step))
+                values = {LATENCY: QUANTITIES[LATENCY](run), QUEUEING: 100 * share}
+                where = {"dataset": dataset.name, "requests/s": f"{rate:g}", "system": name}
+                cells = {**where, **_cells(run), "queueing": f"{share:.1%}"}
+                points.append(Point(dataset.name, "", name, rate, values, cells))
+    styles = {name: ("o-", colour) for name, colour in zip(systems, colours, strict=True)}
+    caption = f"Online requests alone, what they wait of their time. {lab.where(scene)}."
     return Curves("online requests/s", styles).result(points, caption, 3.0)
