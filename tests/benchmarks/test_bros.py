@@ -18,7 +18,7 @@ from shared.scheduling.packing.packings import PACKINGS
 
 NUM_ROWS = {  # of a figure of each kind
     "rates": 16,
-    "online": 8,
+    "online": 4,
     "preemption": 4,
     "groups": 6,
     "planners": 6,

@@ -26,10 +26,10 @@ WAVE_SIZE = 64  # the paper does not say how many are submitted at a time
 RATES = (4.0, 8.0, 12.0, 16.0, 20.0)
 BOTH = Scene("opt-13b", (SHAREGPT, LMSYS), RATES, WAVE_SIZE)
 ONE = Scene("opt-13b", (SHAREGPT,), RATES, WAVE_SIZE)
-LARGER = Scene("opt-30b", (SHAREGPT,), RATES, WAVE_SIZE)
-LARGEST = Scene("llama3-70b", (SHAREGPT,), RATES, WAVE_SIZE)
+LARGER = Scene("opt-30b", (SHAREGPT,), (5.0, 10.0, 15.0), WAVE_SIZE)
+LARGEST = Scene("llama3-70b", (SHAREGPT,), (5.0, 10.0, 15.0), WAVE_SIZE)
 SHARED = Scene("opt-30b", (SHAREGPT, LMSYS), (10.0,), WAVE_SIZE)
-ALONE = Scene("opt-13b", (SHAREGPT, LMSYS), RATES, wave_size=0)
+ALONE = Scene("opt-13b", (SHAREGPT,), RATES, wave_size=0)
 FIRST = Scene("opt-13b", (SHAREGPT,), RATES, wave_size=0, num_requests=512)
 HURRIED = Scene("opt-13b", (SHAREGPT,), (4.0, 8.0, 10.0), WAVE_SIZE)
 SATURATED = Scene("opt-13b", (SHAREGPT,), (10.0, 12.0), WAVE_SIZE)
@@ -51,7 +51,7 @@ BY_WAIT = {  # due alike and never late, so that who has waited longest is next
     "fcfs": System.of("fcfs"),
     "longest wait first": System.of("bros", ttft_slo_ms=NEVER_MS, tpot_slo_ms=NEVER_MS, kv_sharing="recompute"),
 }
-HURRIED_MS = 45.0
+HURRIED_MS = 30.0
 BY_GROUP = {
     f"groups of {size}": System.of("bros", tpot_slo_ms=HURRIED_MS, slo_group_tokens=size) for size in (1, 4, 16)
 }
