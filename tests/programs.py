@@ -11,8 +11,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import psutil
 
 SLACKWATER = "services.local.cli"
 IMPORTED = "tests.imported_programs"
@@ -69,6 +72,31 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
 
+def stand_still(pid: int) -> None:
+    """Returns when the process does, until it gets SIGCONT."""
+    os.kill(pid, signal.SIGSTOP)
+    process, until_s = psutil.Process(pid), time.monotonic() + 10
+    while process.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < until_s, f"process {pid} goes on"
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def fed_program(module: str, *arguments: str) -> Iterator[tuple[Program, Path]]:
+    """One whose stdin is open until this process ends, and the file of what it prints; then it is killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        stdin, stdout = Path(folder) / "stdin", Path(folder) / "stdout"
+        os.mkfifo(stdin)
+        feeding = os.open(stdin, os.O_RDWR)  # a FIFO that is opened to be written alone waits for its reader
+        program = Program(module, *arguments, stdin=stdin, stdout=stdout, stderr=Path(os.devnull))
+        try:
+            yield program, stdout
+        finally:
+            program.kill()
+            program.wait()
+            os.close(feeding)
+
+
 def run_slackwater(
     *arguments: str,
     stdin: str = "",
@@ -86,6 +114,11 @@ def run_slackwater(
         finally:
             program.kill()
         return subprocess.CompletedProcess(("slackwater", *arguments), status, stdout.read_text(), stderr.read_text())
+
+
+def without_torch() -> None:
+    """In a program that has no engine: NIXL imports torch only to learn whether it is built for CUDA."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 def _become(

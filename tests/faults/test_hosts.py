@@ -4,14 +4,18 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
+import msgspec
 import pytest
 
 from services.executor.handover.nixl_link import NixlLink
-from shared.protocol.handover import Place
+from shared.protocol.handover import KVAddress, Place
 from tests.faults.stack.hosts import BUS, DATA, KV_BY_DATA, Hosts, may_make_hosts
-from tests.services.executor.handover.other_process import Memory, expected, other_process
+from tests.services.executor.handover import other_process
+from tests.services.executor.handover.other_process import Memory, expected
 
 NUM_BLOCKS, QUIET_S = 8, 0.5
 BEHIND_A_BRIDGE = {"UCX_TLS": "tcp", "UCX_TCP_BRIDGE_ENABLE": "y"}
@@ -24,12 +28,25 @@ def test_kv_comes_by_the_network_of_data_alone() -> None:
     subprocess.run([sys.executable, "-m", __name__], env=os.environ | BEHIND_A_BRIDGE, check=True)
 
 
+@contextmanager
+def on_host(hosts: Hosts, host: str) -> Iterator[KVAddress]:
+    """Of another process's memory there, once it serves it."""
+    command = [*hosts.on(host), sys.executable, "-m", other_process.__name__, host, str(NUM_BLOCKS), "1"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=os.environ | KV_BY_DATA, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            yield msgspec.json.decode(process.stdout.readline(), type=KVAddress)
+        finally:
+            process.kill()
+
+
 async def read_by_data() -> None:
     """What is read while that is cut comes once it is mended."""
     memory = Memory(NUM_BLOCKS)
     with (
         Hosts("other") as hosts,
-        other_process("other", NUM_BLOCKS, before=hosts.on("other"), environ=KV_BY_DATA) as (_, address),
+        on_host(hosts, "other") as address,
     ):
         link = NixlLink(Place("reader", "epoch"), memory.regions)
         try:

@@ -18,12 +18,11 @@ from typing import Any, Literal
 
 import httpx
 import openai
-import psutil
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.stack.machine import free_port
 from tests.conftest import nats_server_binary, wait_for_port
-from tests.programs import Program
+from tests.programs import Program, stand_still
 
 BatchEndpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
@@ -45,10 +44,12 @@ def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], tim
 
 
 class GatewayRig:
-    """Use as a context manager: whatever a test does, nothing stays."""
+    """Use as a context manager: whatever a test does, nothing stays. ``model``: a prepared folder that all services
+    have under the default model's name; None is that one's own."""
 
-    def __init__(self, folder: Path, nats_url: str | None = None) -> None:
+    def __init__(self, folder: Path, nats_url: str | None = None, model: Path | None = None) -> None:
         self._folder = folder
+        self._model = model or model_folder()
         self._processes: dict[str, subprocess.Popen[bytes] | Program] = {}
         self._nats_port = free_port()
         self.nats_url = nats_url or f"nats://127.0.0.1:{self._nats_port}"
@@ -88,8 +89,7 @@ class GatewayRig:
 
     def start_own_executor(self, script: Path, *options: str) -> None:
         """A test's own program in the place of executor-0; returns at once."""
-        common = ("--nats", self.nats_url, "--model-path", str(model_folder()), "--model-name", MODEL)
-        self._spawn("executor-0", sys.executable, str(script), "--engine", "sim", *common, *options)
+        self._spawn("executor-0", sys.executable, str(script), "--engine", "sim", *self._common(), *options)
 
     def start_offline_queue(self, *options: str, name: str = "offline-queue") -> None:
         """Returns at once."""
@@ -117,9 +117,7 @@ class GatewayRig:
 
     def pause(self, name: str) -> None:
         """Returns when the process stands still, until it gets SIGCONT."""
-        self.signal(name, signal.SIGSTOP)
-        process = psutil.Process(self._processes[name].pid)
-        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"{name} goes on")
+        stand_still(self._processes[name].pid)
 
     def wait(self, name: str) -> int:
         return self._processes[name].wait(WAIT_S)
@@ -191,8 +189,10 @@ class GatewayRig:
         return "-a", "127.0.0.1", "-p", str(self._nats_port), "-js", "-sd", str(self._folder / "nats")
 
     def _start_service(self, name: str, module: str, *options: str) -> None:
-        common = ("--nats", self.nats_url, "--model-path", str(model_folder()), "--model-name", MODEL)
-        self._start(name, module, *common, *options)
+        self._start(name, module, *self._common(), *options)
+
+    def _common(self) -> Sequence[str]:
+        return "--nats", self.nats_url, "--model-path", str(self._model), "--model-name", MODEL
 
     def _start(self, name: str, module: str, *arguments: str) -> None:
         log = self._folder / f"{name}.log"

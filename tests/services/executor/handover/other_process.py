@@ -1,10 +1,8 @@
 """Another executor's memory, in a process of its own: ``python -m ... NAME NUM_BLOCKS``."""
 
 import asyncio
-import os
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -13,6 +11,8 @@ import numpy as np
 from services.executor.handover.nixl_link import NixlLink
 from shared.protocol.handover import KVAddress, Place
 from shared.replica.engine import KVRegion, KVRegions
+from tests.programs import Program, fed_program, without_torch
+from tests.services.gateway.gateway_rig import wait_until
 
 BLOCK_BYTES = (512, 768, 256)  # of each region
 
@@ -34,23 +34,11 @@ def expected(region: int, block: int) -> int:
 
 
 @contextmanager
-def other_process(
-    name: str, num_blocks: int, repeat: int = 1, before: Sequence[str] = (), environ: Mapping[str, str] | None = None
-) -> Iterator[tuple[subprocess.Popen[bytes], KVAddress]]:
-    """The process and its address, once it serves its memory. ``before``: its command; ``environ``: added to this
-    process's own."""
-    command = [*before, sys.executable, "-m", __name__, name, str(num_blocks), str(repeat)]
-    own = os.environ | dict(environ or {})
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=own)
-    try:
-        assert process.stdout is not None
-        yield process, msgspec.json.decode(process.stdout.readline(), type=KVAddress)
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdout, process.stdin):
-            if pipe is not None:
-                pipe.close()
+def other_process(name: str, num_blocks: int, repeat: int = 1) -> Iterator[tuple[Program, KVAddress]]:
+    """The process and its address, once it serves its memory."""
+    with fed_program(__name__, name, str(num_blocks), str(repeat)) as (process, stdout):
+        wait_until(lambda: stdout.read_bytes().endswith(b"\n"), "another process does not serve its memory")
+        yield process, msgspec.json.decode(stdout.read_bytes(), type=KVAddress)
 
 
 async def serve(name: str, num_blocks: int, repeat: int) -> None:
@@ -63,4 +51,5 @@ async def serve(name: str, num_blocks: int, repeat: int) -> None:
 
 
 if __name__ == "__main__":
+    without_torch()
     asyncio.run(serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -5,7 +5,6 @@ The memory is a file that is mapped there and here, so that a test can look at i
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from services.executor.handover.nixl_link import NixlLink
 from services.executor.handover.shard_calls import ShardStreams
 from services.executor.handover.shard_server import serve_in_thread
 from shared.replica.engine import KVRegion, KVRegions
+from tests.programs import Program, fed_program, without_torch
 
 BLOCK_BYTES = 256  # of each part
 
@@ -29,7 +29,7 @@ BLOCK_BYTES = 256  # of each part
 class ShardProcesses:
     """``parts``: [num_blocks, BLOCK_BYTES] of each process."""
 
-    processes: list[subprocess.Popen[bytes]]
+    processes: list[Program]
     parts: list[np.ndarray[Any, np.dtype[np.uint8]]]
     shards: ShardStreams
 
@@ -41,24 +41,15 @@ def shard_processes(
     """So many, which serve their memory, all zeros."""
     folder.mkdir()
     with ExitStack() as stack:
-        processes, parts = [], []
+        processes, parts = list[Program](), []
         for rank in range(num_processes):
             memory = folder / f"memory-{rank}"
             parts.append(np.memmap(memory, np.uint8, "w+", shape=(num_blocks, BLOCK_BYTES)))
-            command = [sys.executable, "-m", __name__, str(folder / str(rank)), str(memory), str(num_blocks), layout]
-            processes.append(stack.enter_context(_process(command)))
+            arguments = (str(folder / str(rank)), str(memory), str(num_blocks), layout)
+            processes.append(stack.enter_context(fed_program(__name__, *arguments))[0])
         shards = ShardStreams([connected(folder / str(rank)) for rank in range(num_processes)])
         stack.callback(shards.close)
         yield ShardProcesses(processes, parts, shards)
-
-
-@contextmanager
-def _process(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def connected(path: Path) -> socket:
@@ -83,4 +74,5 @@ def main(path: Path, memory: Path, num_blocks: int, layout: str) -> None:
 
 
 if __name__ == "__main__":
+    without_torch()
     main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -18,11 +18,11 @@ from services.executor.settings import ExecutorSettings
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.placement.role import Role
 from shared.text.tokenizer import Tokenizer
+from tests.programs import stand_still
 from tests.services.executor.engines.shared_slots import SLOT_BYTES, SharedSlotEngine
 from tests.services.executor.handover.rig import Client, make_request, running, sim_settings, until
 from tests.services.executor.handover.shard_processes import BLOCK_BYTES, ShardProcesses, shard_processes
 from tests.services.executor.handover.test_desk import OOCO, Pools, gateway, requests, until_idle
-from tests.services.executor.handover.test_nixl_link import stop
 
 __all__ = ["gateway"]
 
@@ -122,7 +122,7 @@ async def test_a_process_killed_in_the_middle_of_a_move(
     expected = await expected_of(gateway, nats_url, model_folder, tokenizer, both)
     await both.until_connected()
     giver = both.processes["relaxed"].processes[1]
-    stop(giver.pid)
+    stand_still(giver.pid)
     await gateway.send("relaxed", requests())
     desk = both.strict._pool._desk
     assert desk is not None

@@ -5,7 +5,6 @@ import importlib.util
 import os
 import random
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import numpy as np
@@ -16,12 +15,13 @@ from services.executor.handover.nixl_link import NixlLink
 from shared.errors import LinkError
 from shared.protocol.handover import KVAddress, Place
 from shared.replica.engine import KVRegion, KVRegions
+from tests.programs import Program, stand_still
 from tests.services.executor.handover.other_process import Memory, expected, other_process
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed")
 
 NUM_BLOCKS = 64
-Others = list[tuple[subprocess.Popen[bytes], KVAddress]]
+Others = list[tuple[Program, KVAddress]]
 LARGE = 512  # times the bytes of a block: 48 MiB in all, which takes a while
 
 
@@ -114,7 +114,7 @@ async def test_a_stopped_peer_is_waited_for(link: NixlLink, memory: Memory, tran
     """Over TCP it has to send; its memory can be read without it on one host."""
     _, (process, stopped) = others
     await link.connect(stopped)
-    stop(process.pid)
+    stand_still(process.pid)
     try:
         reading = asyncio.ensure_future(link.read(stopped.place, [(1, 2)]))
         done, _ = await asyncio.wait((reading,), timeout=0.5)
@@ -126,18 +126,12 @@ async def test_a_stopped_peer_is_waited_for(link: NixlLink, memory: Memory, tran
     assert (memory.parts[0][2] == expected(0, 1)).all()
 
 
-def stop(pid: int) -> None:
-    """Returns when this child stands still, until it gets SIGCONT."""
-    os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED)
-
-
 @pytest.mark.parametrize("transports", ["tcp"], indirect=True)
 async def test_closed_while_a_stopped_peer_is_waited_for(memory: Memory, transports: str) -> None:
     link = NixlLink(Place("reader", "epoch"), memory.regions)
     with other_process("stopped", NUM_BLOCKS) as (process, stopped):
         await link.connect(stopped)
-        stop(process.pid)
+        stand_still(process.pid)
         reading = asyncio.ensure_future(link.read(stopped.place, [(1, 2)]))
         await asyncio.wait((reading,), timeout=0.2)
         await link.close()

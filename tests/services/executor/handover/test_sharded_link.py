@@ -23,9 +23,9 @@ from shared.protocol.codec import decode, encode
 from shared.protocol.executors import EngineSpec
 from shared.protocol.handover import KVAddress, Place
 from shared.simulation.link import Link
+from tests.programs import stand_still
 from tests.services.executor.handover.rig import until
 from tests.services.executor.handover.shard_processes import ShardProcesses, connected, shard_processes
-from tests.services.executor.handover.test_nixl_link import stop
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed")
 
@@ -84,7 +84,7 @@ async def waited_for(
     """This process of the giver, which is stopped, by a read of block 3 into block 4."""
     async with linked(*both) as (there, here):
         await here.connect(there.address)
-        stop(both[0].processes[number].pid)
+        stand_still(both[0].processes[number].pid)
         reading = asyncio.ensure_future(here.read(GIVER, [(3, 4)]))
         await asyncio.wait((reading,), timeout=QUIET_S)
         assert not reading.done()

@@ -29,10 +29,10 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Engine
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
+from tests.programs import stand_still
 from tests.services.executor.engines.test_torch_models import save_model
 from tests.services.executor.handover.rig import Client, running, until
 from tests.services.executor.handover.test_desk import OOCO, gateway
-from tests.services.executor.handover.test_nixl_link import stop
 from tests.services.executor.live_gateway import GATEWAY
 
 __all__ = ["gateway"]
@@ -202,7 +202,7 @@ async def test_requests_move_and_outlive_a_worker(
 
         await gateway.send("relaxed", RUNNING)
         await until(lambda: len(gateway.taken) == len(MOVED) + len(RUNNING), START_S)
-        stop(strict.workers[1].pid)  # from here on it reads nothing
+        stand_still(strict.workers[1].pid)  # from here on it reads nothing
         await gateway.send("relaxed", MOVING)
         await until(lambda: strict.desk._taking.num_under_way, START_S)
         made[victim].workers[1].kill()
