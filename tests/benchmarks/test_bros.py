@@ -17,15 +17,15 @@ from benchmarks.lab.lab import System
 from shared.scheduling.packing.packings import PACKINGS
 
 NUM_ROWS = {  # of a figure of each kind
-    "rates": 16,
-    "online": 4,
-    "preemption": 4,
-    "groups": 6,
-    "planners": 6,
-    "kv": 6,
-    "room": 14,
-    "overhead": 4,
-    "pressure": 12,
+    "rates": 8,
+    "online": 2,
+    "preemption": 2,
+    "groups": 3,
+    "planners": 3,
+    "kv": 3,
+    "room": 7,
+    "overhead": 2,
+    "pressure": 6,
 }
 
 
@@ -63,7 +63,7 @@ def test_every_system_serves_the_same_requests() -> None:
 @pytest.mark.parametrize(("name", "num_rows"), NUM_ROWS.items())
 def test_a_figure_is_written_and_printed(name: str, num_rows: int, tmp_path: Path) -> None:
     before = dict(PACKINGS)
-    arguments = ["bros", name, "--model", "llama2-7b", "--rate", "2", "--rate", "4", "--duration", "1", "--no-progress"]
+    arguments = ["bros", name, "--model", "llama2-7b", "--rate", "3", "--duration", "1", "--no-progress"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     page = (tmp_path / BROS.page.file).read_text()
