@@ -3,7 +3,6 @@ under an SLO on one of the online latencies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Self
@@ -11,7 +10,7 @@ from typing import Annotated, Self
 import typer
 
 from benchmarks.lab.drawn import DurationOption, OfflineOption, OnlineOption
-from benchmarks.lab.lab import HYGEN, SARATHI, STAR, Bench, Load, Machine, machine_name
+from benchmarks.lab.lab import HYGEN, SARATHI, SEED, STAR, Bench, Load, Machine, machine_name
 from benchmarks.lab.outcome import Found, Measured
 from loadgen.progress import ReplayProgress
 from loadgen.workload.backlog import OfflinePrompt, load_backlog
@@ -33,6 +32,9 @@ class TraceOptions:
     long_online: Annotated[Path | None, typer.Option(metavar="TRACE", help="Arrivals with long prompts: Mooncake.")] = (
         None
     )
+    other_offline: Annotated[
+        Path | None, typer.Option(metavar="LENGTHS", help="Another backlog: GSM8K's questions.")
+    ] = None
     shots: Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's dev questions.")] = None
     questions: Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's test questions.")] = None
     start: Annotated[float, typer.Option(min=0.0, help="Skip so many seconds of the trace.")] = 0.0
@@ -49,11 +51,16 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A model on its GPUs, and the requests/s sampled from the trace. ``has_long``: of the one with long prompts."""
+    """A model on its GPUs, and the requests/s sampled from the trace. ``has_long``: of the one with long prompts;
+    ``has_other``: beside the other backlog; ``start_s``: of its window, after that of the options; ``seed``: by which
+    the requests are drawn."""
 
     machine: Machine
     qps: float
     has_long: bool = False
+    has_other: bool = False
+    start_s: float = 0.0
+    seed: int = SEED
 
     @property
     def name(self) -> str:
@@ -67,11 +74,12 @@ class TraceLab:
     options: TraceOptions
     progress: ReplayProgress
     _benches: dict[Setting, Bench] = field(init=False, default_factory=dict)
+    _backlogs: dict[Path, list[OfflinePrompt]] = field(init=False, default_factory=dict)
 
     def bench(self, setting: Setting) -> Bench:
         """The trace sampled to the setting's rate, beside the offline file's prompts. Raises LoadgenError."""
         if setting not in self._benches:
-            self._benches[setting] = self.bench_with(setting, self._backlog, self.options.duration)
+            self._benches[setting] = self.bench_with(setting, self._backlog(setting), self.options.duration)
         return self._benches[setting]
 
     def bench_with(self, setting: Setting, prompts: Sequence[OfflinePrompt], duration_s: float) -> Bench:
@@ -79,7 +87,8 @@ class TraceLab:
         options = self.options
         trace = options.long_online if setting.has_long else options.online
         assert trace is not None, GIVEN
-        scaling = Scaling(start_s=options.start, duration_s=duration_s, qps=setting.qps)
+        start_s = options.start + setting.start_s
+        scaling = Scaling(start_s=start_s, duration_s=duration_s, qps=setting.qps, seed=setting.seed)
         load = Load(scaling.apply(read_trace(trace)), prompts, duration_s)
         return Bench(setting.machine, load, self.progress, options.precision)
 
@@ -88,12 +97,14 @@ class TraceLab:
         rates = ", ".join(f"{setting.name} at {setting.qps:g} online requests/s" for setting in settings)
         return f"{rates}; {duration_s or self.options.duration:g} s of the trace from {self.options.start:g} s on"
 
-    @cached_property
-    def _backlog(self) -> list[OfflinePrompt]:
+    def _backlog(self, setting: Setting) -> list[OfflinePrompt]:
         """The offline file's prompts, from the start again where they are too few."""
-        assert self.options.offline is not None, GIVEN
-        size = max(1, round(self.options.duration * BACKLOG_PER_S))
-        return list(islice(cycle(load_backlog(self.options.offline)), size))
+        file = self.options.other_offline if setting.has_other else self.options.offline
+        assert file is not None, GIVEN
+        if file not in self._backlogs:
+            size = max(1, round(self.options.duration * BACKLOG_PER_S))
+            self._backlogs[file] = list(islice(cycle(load_backlog(file)), size))
+        return self._backlogs[file]
 
 
 @dataclass(frozen=True, slots=True)

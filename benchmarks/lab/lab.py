@@ -193,7 +193,8 @@ class Bench:
 def machine_name(machine: Machine) -> str:
     """For captions: the model on its GPUs, and whether they do what none of our engines does."""
     gpus = "" if machine.tensor_parallel == 1 else f"{machine.tensor_parallel}x "
-    return f"{machine.model} on {gpus}{machine.device}{' that overlaps' if machine.overlaps else ''}"
+    stages = "" if machine.pipeline_depth == 1 else f"{machine.pipeline_depth} stages of "
+    return f"{machine.model} on {stages}{gpus}{machine.device}{' that overlaps' if machine.overlaps else ''}"
 
 
 def setup_of(machine: Machine) -> ExecutorSetup:

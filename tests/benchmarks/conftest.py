@@ -13,15 +13,17 @@ from tests.loadgen.conftest import prompt_file, server, trace_file
 __all__ = ["prompt_file", "server", "trace_file"]  # fixtures
 
 DURATION_S = 12.0
+NUM_WINDOWS = 6  # of so long, in the online trace
 
 
 @pytest.fixture(scope="session")
 def options(tmp_path_factory: pytest.TempPathFactory) -> TraceOptions:
     folder = tmp_path_factory.mktemp("workload")
     return TraceOptions(
-        online=_trace(folder / "online.csv", prompt_tokens=400),
+        online=_trace(folder / "online.csv", prompt_tokens=400, num_windows=NUM_WINDOWS),
         offline=_lengths(folder / "offline.csv"),
         long_online=_trace(folder / "long.csv", prompt_tokens=4000),
+        other_offline=_lengths(folder / "other.csv"),
         shots=_questions(folder / "dev.jsonl", count=5),
         questions=_questions(folder / "test.jsonl", count=40),
         duration=DURATION_S,
@@ -35,11 +37,11 @@ def lab(options: TraceOptions) -> TraceLab:
     return TraceLab(options, FigureProgress())
 
 
-def _trace(path: Path, prompt_tokens: int) -> Path:
+def _trace(path: Path, prompt_tokens: int, num_windows: int = 1) -> Path:
     """BurstGPT's form: two requests a second."""
     rng = random.Random(path.name)
     rows = ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"]
-    for index in range(int(2 * DURATION_S)):
+    for index in range(int(2 * DURATION_S * num_windows)):
         prompt, output = rng.randint(1, 2 * prompt_tokens), rng.randint(5, 40)
         rows.append(f"{index / 2},ChatGPT,{prompt},{output},{prompt + output},Conversation log")
     path.write_text("\n".join(rows) + "\n")

@@ -83,6 +83,25 @@ def online_rates(lab: TraceLab, setting: Setting, rates: Sequence[float], metric
     return Curves("online requests/s", styles).result(points, caption, 3.2)
 
 
+def rates_by_metric(
+    lab: TraceLab, setting: Setting, rates: Sequence[float], metrics: Sequence[Metric], tolerance: float
+) -> Result:
+    """What hygen reaches under one SLO on each metric as the online rate grows (HyGen figure 10)."""
+    points = []
+    for qps in rates:
+        bench = lab.bench(replace(setting, qps=qps))
+        for metric in metrics:
+            found = bench.largest(HYGEN, [metric.slo(tolerance)])
+            cells = {"requests/s": f"{qps:g}"}
+            cells |= _under_slo(metric.label, bench, metric, tolerance, found.text, found.measured)
+            ratio = {"ratio to online only": metric.ratio(bench, found.measured)}
+            points.append(Point("", metric.label, OURS, qps, ratio, cells))
+    shown = Curves("online requests/s", {OURS: ("o-", BLUE)}, bounds={"SLO": lambda x: 1 + tolerance}, from_zero=False)
+    return shown.result(
+        points, f"SLOs of {1 + tolerance:g}x, each alone. {lab.where([setting])}, and other rates.", 2.6
+    )
+
+
 def chunk_sizes(
     lab: TraceLab, setting: Setting, chunks: Sequence[int], metrics: Sequence[Metric], tolerance: float
 ) -> Result:

@@ -3,18 +3,35 @@
 from functools import partial
 
 from benchmarks.figures.kinds.model_errors import prediction_error, worse_models
+from benchmarks.figures.kinds.out_of_sample import unseen
 from benchmarks.figures.kinds.over_time import over_time
 from benchmarks.figures.kinds.prefix_sharing import prefix_sharing
-from benchmarks.figures.kinds.slo_curves import budgets, chunk_sizes, naive_budgets, online_rates, two_slos
+from benchmarks.figures.kinds.slo_curves import (
+    budgets,
+    chunk_sizes,
+    naive_budgets,
+    online_rates,
+    rates_by_metric,
+    two_slos,
+)
 from benchmarks.figures.kinds.slo_sweep import RATIOS, THROUGHPUTS, slo_sweep
-from benchmarks.figures.trace_lab import MEAN_TBT, P99_TBT, Setting, TraceLab, TraceOptions
+from benchmarks.figures.trace_lab import MEAN_TBT, METRICS, P99_TBT, Setting, TraceLab, TraceOptions
 from benchmarks.harness.page import Figure, Page, Paper
 from benchmarks.lab.lab import Machine
+from services.executor.settings import DEFAULT_BLOCK_SIZE
+from shared.latency.architectures import architecture_named
+from shared.latency.devices import device_named
+from shared.latency.roofline import num_kv_blocks
 
 LLAMA = Setting(Machine(model="llama2-7b", device="a100-40g"), qps=1.0)
 # One A40 would have room for 18,000 tokens of KV beside the weights: six arXiv summaries.
 QWEN = Setting(Machine(model="qwen-14b", device="a40", tensor_parallel=2), qps=0.5)
 MISTRAL = Setting(Machine(model="mistral-7b", device="a100-40g"), qps=0.2, has_long=True)
+LONG_ON_LLAMA = Setting(LLAMA.machine, qps=0.2, has_long=True)
+OTHER = Setting(LLAMA.machine, qps=1.0, has_other=True)
+# Two stages of two A40. A simulated machine has the memory of one stage: here that of all four GPUs.
+YI_BLOCKS = num_kv_blocks(architecture_named("yi-34b"), device_named("a40"), 4, DEFAULT_BLOCK_SIZE)
+YI = Setting(Machine(model="yi-34b", device="a40", tensor_parallel=2, pipeline_depth=2, kv_blocks=YI_BLOCKS), qps=0.3)
 BOTH = (LLAMA, QWEN)
 ELSEWHERE = (
     Setting(Machine(model="llama2-7b", device="a100-80g"), qps=1.0),
@@ -36,6 +53,13 @@ FIGURES = {
     ),
     "fig7": of_trace(lambda lab: naive_budgets(lab, BOTH), "The profiler's budget against budget = mean TBT SLO."),
     "fig8": of_trace(lambda lab: over_time(lab, LLAMA, MEAN_TBT, strict=0.1, loose=0.5), "Throughput over time."),
+    "fig9": of_trace(
+        lambda lab: slo_sweep(lab, (YI,), (RATIOS, THROUGHPUTS)), "Yi-34B on four GPUs: two stages of two."
+    ),
+    "fig10": of_trace(
+        lambda lab: rates_by_metric(lab, LLAMA, RATES, METRICS, tolerance=0.05),
+        "Four metrics at 5% tolerance by online rate.",
+    ),
     "fig11": of_trace(lambda lab: two_slos(lab, BOTH, TBT_TOLERANCES, ttft_tolerance=0.08), "Two SLOs at once."),
     "fig5": of_trace(
         lambda lab: prediction_error(lab, {LLAMA: "1.78%", QWEN: "1.07%"}, MEAN_TBT, tolerance=0.2),
@@ -58,6 +82,16 @@ FIGURES = {
         lambda lab: slo_sweep(lab, (MISTRAL,), (RATIOS, THROUGHPUTS)),
         "A trace of long prompts and Mistral-7B.",
         ("long_online", "offline"),
+    ),
+    "fig13": Figure(
+        lambda lab: slo_sweep(lab, (OTHER,), (RATIOS, THROUGHPUTS)),
+        "Another offline workload.",
+        ("online", "other_offline"),
+    ),
+    "unseen": Figure(
+        lambda lab: unseen(lab, LLAMA, LONG_ON_LLAMA, METRICS, tolerance=0.1, num_windows=5, num_seeds=4),
+        "Not in the paper: budgets on windows, seeds and a trace that they were not found on.",
+        ("online", "offline", "long_online"),
     ),
     "chunks": of_trace(
         lambda lab: chunk_sizes(lab, LLAMA, (128, 256, 512, 1024, 2048), (MEAN_TBT, P99_TBT), tolerance=0.05),
