@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -73,21 +74,18 @@ class _Shard:
 
 def serve_host_slots(pool: HostSlots, connection: socket.socket) -> None:
     """Until the executor is gone, or has closed its end; the pool is closed then."""
-    with Connection(connection.detach()) as executor:
+    with Connection(connection.detach()) as executor, suppress(EOFError, OSError):
         executor.send_bytes(encode(PoolFacts(pool.num_slots, pool.ms_per_slot)))
-        while (copies := _next_copies(executor)) is not None:
-            why = ""
-            try:
-                pool.wait([copies])
-            except Exception as error:  # torch raises what it likes
-                why = f"{type(error).__name__}: {error}"
-            executor.send_bytes(why.encode())
+        while True:
+            copies = decode(executor.recv_bytes(), SlotOperations)
+            executor.send_bytes(_copy(pool, copies).encode())
     pool.close()
 
 
-def _next_copies(executor: Connection) -> SlotOperations | None:
-    """None where the other side is gone."""
+def _copy(pool: HostSlots, copies: SlotOperations) -> str:
+    """Why it failed, in words; empty where it is done."""
     try:
-        return decode(executor.recv_bytes(), SlotOperations)
-    except (EOFError, OSError):
-        return None
+        pool.wait([copies])
+    except Exception as error:  # torch raises what it likes
+        return f"{type(error).__name__}: {error}"
+    return ""
