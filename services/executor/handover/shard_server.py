@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from services.executor.handover.link import KVLink
@@ -28,8 +29,18 @@ logger = logging.getLogger(__name__)
 
 
 def serve_in_thread(path: Path, make_link: Callable[[Place], KVLink]) -> None:
-    """Serve the first who connects to the socket ``path``, in a thread beside all that this process does. Raises
-    OSError where there can be no such socket."""
+    """``serve_shard`` as ``accept_in_thread`` does."""
+    accept_in_thread(path, "kv-shard", partial(serve_shard, make_link))
+
+
+def serve_shard(make_link: Callable[[Place], KVLink], connection: socket.socket) -> None:
+    """See ``ShardServer``."""
+    asyncio.run(ShardServer(make_link).serve(connection))
+
+
+def accept_in_thread(path: Path, name: str, serve: Callable[[socket.socket], None]) -> None:
+    """Serve the first who connects to the socket ``path``, in a thread of this name beside all that this process does.
+    Raises OSError where there can be no such socket."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(str(path))
@@ -37,13 +48,13 @@ def serve_in_thread(path: Path, make_link: Callable[[Place], KVLink]) -> None:
     except OSError:
         listener.close()
         raise
-    threading.Thread(target=_serve, args=(listener, make_link), name="kv-shard", daemon=True).start()
+    threading.Thread(target=_accept, args=(listener, serve), name=name, daemon=True).start()
 
 
-def _serve(listener: socket.socket, make_link: Callable[[Place], KVLink]) -> None:
+def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
     with listener:
         connection, _ = listener.accept()
-    asyncio.run(ShardServer(make_link).serve(connection))
+    serve(connection)
 
 
 class ShardServer:

@@ -8,7 +8,7 @@ import torch
 
 from services.executor.engines.last_step import LastStep
 from services.executor.engines.torch.device import is_lost, make_current
-from services.executor.engines.torch.host_pool import HostPool, set_num_threads
+from services.executor.engines.torch.host_pool import HostSlots, set_num_threads
 from services.executor.engines.torch.interruption import Interruption, StepInterruptedError
 from shared.errors import EngineError, EngineLostError
 from shared.protocol.executors import EngineSpec
@@ -23,7 +23,7 @@ class EngineOnTorch(ABC):
         self,
         spec: EngineSpec,
         device: torch.device,
-        host: HostPool | None,
+        host: HostSlots | None,
         num_threads: int,
         interruption: Interruption | None = None,
     ) -> None:

@@ -6,8 +6,10 @@ checkpoints cross the bus beside it. Each direction has a thread, and on CUDA a 
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import nullcontext
 from functools import partial
 
@@ -25,11 +27,49 @@ HOST_KV_SHARE = 0.25  # of the memory that is free, when nobody says how much ch
 set_num_threads: Callable[[int], None] = torch.set_num_threads  # vLLM replaces it while it makes an engine
 
 
-class HostPool:
-    """Slots of host memory, pinned for a GPU. ``ms_per_slot``: how long one takes to come back, measured."""
+class HostSlots(ABC):
+    """Slots of host memory, in this process or in several that each have a part of every slot. ``ms_per_slot``: how
+    long one takes to come back, measured."""
+
+    num_slots: int
+    ms_per_slot: float
+
+    def __init__(self) -> None:
+        self._started: dict[int, tuple[SlotOperations, Sequence[Future[None]]]] = {}  # by the identity of the former
+
+    def start(self, copies: SlotOperations) -> None:
+        """Begin them beside whatever runs, after all that were begun before; nothing where they were. What they read is
+        written by then: steps that wrote it have ended."""
+        if id(copies) not in self._started:
+            self._started[id(copies)] = copies, self._begin(copies)
+
+    def wait(self, steps_copies: Sequence[SlotOperations]) -> float:
+        """Until a step's moves and restores are in place, and what is to leave is out of its way; returns the
+        milliseconds that took. Raises what a copy raised, once none of them writes any more."""
+        start_s = time.perf_counter()
+        for copies in steps_copies:
+            self.start(copies)
+        placed = [each for copies in steps_copies for each in self._started.pop(id(copies))[1]]
+        wait_for(placed)
+        for each in placed:
+            each.result()
+        return (time.perf_counter() - start_s) * 1e3
+
+    @abstractmethod
+    def close(self) -> None:
+        """Once no step runs; copies that were begun are done first."""
+
+    @abstractmethod
+    def _begin(self, copies: SlotOperations) -> Sequence[Future[None]]:
+        """Each is done when a part of the slots is in place."""
+
+
+class HostPool(HostSlots):
+    """In this process; pinned for a GPU."""
 
     def __init__(self, layers: KVLayers, num_slots: int) -> None:
         """Before the KV caches hold anything. Raises RuntimeError where there is no memory for the slots."""
+        super().__init__()
         self.num_slots = num_slots
         self._layers = layers
         self._rows = layers.new_buffer(num_slots, "cpu")  # [num_slots, slot_values]
@@ -41,31 +81,16 @@ class HostPool:
         prepare = None if self._is_gpu else partial(set_num_threads, 1)
         self._placing = ThreadPoolExecutor(1, "kv-restores", prepare)
         self._keeping = ThreadPoolExecutor(1, "kv-checkpoints", prepare)
-        self._started: dict[int, tuple[SlotOperations, Future[None]]] = {}  # by the identity of the former
         self._kept: dict[int, Future[None]] = {}  # host slot -> its latest checkpoint
         self.ms_per_slot = self._measure()
 
-    def start(self, copies: SlotOperations) -> None:
-        """Begin them beside whatever runs, after all that were begun before; nothing where they were. What they read is
-        written by then: steps that wrote it have ended."""
-        if id(copies) in self._started:
-            return
-        self._started[id(copies)] = copies, self._placing.submit(self._place, copies)
-
-    def wait(self, steps_copies: Sequence[SlotOperations]) -> float:
-        """Until a step's moves and restores are in place, and what is to leave is out of its way; returns the
-        milliseconds that took. Raises what a copy raised."""
-        start_s = time.perf_counter()
-        for copies in steps_copies:
-            self.start(copies)
-        for _, placed in [self._started.pop(id(copies)) for copies in steps_copies]:
-            placed.result()
-        return (time.perf_counter() - start_s) * 1e3
-
     def close(self) -> None:
-        """Once no step runs; copies that were begun are done first."""
+        """See ``HostSlots.close``."""
         self._placing.shutdown()
         self._keeping.shutdown()
+
+    def _begin(self, copies: SlotOperations) -> Sequence[Future[None]]:
+        return [self._placing.submit(self._place, copies)]
 
     def _measure(self) -> float:
         num_blocks, block_size = self._layers.caches[0].shape[:2]
@@ -124,16 +149,18 @@ def _indices(slots: list[int], device: torch.device | None = None) -> torch.Tens
     return torch.tensor(slots, dtype=torch.int64, device=device)
 
 
-def host_pool_of(kv_caches: Sequence[torch.Tensor], num_slots: int | None) -> HostPool | None:
+def host_pool_of(kv_caches: Sequence[torch.Tensor], num_slots: int | None, num_pools: int = 1) -> HostPool | None:
     """For the KV caches of a model, of ``KVLayers``' shape, before they hold anything. ``num_slots`` None takes as many
-    as they have, or what memory allows; 0 is no pool. Raises ConfigError where there is no memory for them."""
+    as they have, or what memory allows each of ``num_pools`` on this machine; 0 is no pool. Raises ConfigError where
+    there is no memory for them."""
     if num_slots == 0:
         return None
     layers = KVLayers.of(kv_caches)
     slot_bytes = layers.slot_values * layers.caches[0].element_size()
     if num_slots is None:
         num_blocks, block_size = layers.caches[0].shape[:2]
-        num_slots = min(num_blocks * block_size, max(1, int(available_memory_bytes() * HOST_KV_SHARE) // slot_bytes))
+        share_bytes = int(available_memory_bytes() * HOST_KV_SHARE) // num_pools
+        num_slots = min(num_blocks * block_size, max(1, share_bytes // slot_bytes))
     try:
         return HostPool(layers, num_slots)
     except RuntimeError as error:

@@ -22,6 +22,7 @@ from kernels.kv_write import write_kv
 from kernels.paged_attention import paged_attention
 from services.executor.engines.vllm.attention_step import DirectedStep, DirectedStepBuilder, as_blocks
 
+DIRECTED_WORKER = "services.executor.engines.vllm.directed_worker.DirectedWorker"  # a worker_extension_cls
 PLAIN_KV_DTYPES = ("auto", "float16", "bfloat16", "float32")
 
 
@@ -127,14 +128,19 @@ def backend_member() -> AttentionBackendEnum:
     return AttentionBackendEnum.CPU_ATTN if current_platform.is_cpu() else AttentionBackendEnum.CUSTOM
 
 
+def register_directed() -> None:
+    """Models that this process makes from here on have our attention. vLLM keeps what it has chosen once."""
+    register_backend(backend_member(), f"{DirectedBackend.__module__}.{DirectedBackend.__qualname__}")
+    _cached_get_attn_backend.cache_clear()
+
+
 @contextmanager
 def directed_attention() -> Iterator[None]:
-    """Models that are made within it have our attention. vLLM keeps what it has chosen once."""
-    member = backend_member()
-    register_backend(member, f"{DirectedBackend.__module__}.{DirectedBackend.__qualname__}")
-    _cached_get_attn_backend.cache_clear()
+    """``register_directed`` for models that are made within it; those of workers in other processes know by
+    ``DIRECTED_WORKER``."""
+    register_directed()
     try:
         yield
     finally:
-        member.clear_override()
+        backend_member().clear_override()
         _cached_get_attn_backend.cache_clear()

@@ -61,15 +61,19 @@ class DirectedStepBuilder(AttentionMetadataBuilder[DirectedStep]):
         return DirectedStep(AttentionMetadata.of(layout, self._kv_cache), self._buffer)
 
 
-def bind_attention(worker: Any) -> list[torch.Tensor]:
-    """On one of vLLM's workers, before its first step; returns the KV cache of each layer that has one, without vLLM's
-    null block: [num_blocks, block_size, num_kv_heads, k_dim + v_dim]."""
-    runner = worker.model_runner
-    kv_caches: dict[int, torch.Tensor] = {}
-    for group in (group for groups in runner.attn_groups for group in groups):
+def bind_attention(worker: Any) -> None:
+    """Called in each of vLLM's workers by ``collective_rpc``, before its first step."""
+    for group in _groups(worker):
         for builder in group.metadata_builders:
-            builder.bind(runner)
-        for kv_cache in _kv_caches(runner, group.layer_names):
+            builder.bind(worker.model_runner)
+
+
+def directed_kv_caches(worker: Any) -> list[torch.Tensor]:
+    """Of one of vLLM's workers, in its process: the KV cache of each layer that has one, without vLLM's null block:
+    [num_blocks, block_size, num_kv_heads, k_dim + v_dim]."""
+    kv_caches: dict[int, torch.Tensor] = {}
+    for group in _groups(worker):
+        for kv_cache in _kv_caches(worker.model_runner, group.layer_names):
             kv_caches.setdefault(kv_cache.data_ptr(), kv_cache[FIRST_BLOCK:])  # layers may share one
     return list(kv_caches.values())
 
@@ -82,3 +86,8 @@ def as_blocks(kv_cache: torch.Tensor) -> torch.Tensor:
 def _kv_caches(runner: Any, layer_names: list[str]) -> list[torch.Tensor]:
     layers = runner.compilation_config.static_forward_context
     return [as_blocks(layers[name].kv_cache) for name in layer_names]
+
+
+def _groups(worker: Any) -> list[Any]:
+    """Of layers with the same attention."""
+    return [group for groups in worker.model_runner.attn_groups for group in groups]

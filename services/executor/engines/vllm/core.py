@@ -19,7 +19,7 @@ from services.executor.adapters import Adapter
 from services.executor.engines.torch.device import choose_dtype, kv_memory_bytes
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.adapters import ADAPTERS_KEY, held_rank, lora_args
-from services.executor.engines.vllm.attention import backend_member, directed_attention
+from services.executor.engines.vllm.attention import DIRECTED_WORKER, backend_member, directed_attention
 from services.executor.engines.vllm.bare_weights import bare_weights_args
 from services.executor.engines.vllm.environment import changes_undone
 from services.executor.engines.vllm.runner_mirror import ATTENTION_KEY, FIRST_BLOCK
@@ -118,6 +118,7 @@ def _named_errors(path: Path) -> Iterator[None]:
 def _engine_args(path: Path, options: VllmOptions, device: str) -> EngineArgs:
     is_cpu = device == "cpu"
     attention = backend_member().name if options.has_directions and not is_cpu else None  # a CPU has but one to name
+    directed = {"worker_extension_cls": DIRECTED_WORKER} if options.has_directions and options.num_workers > 1 else {}
     largest = largest_sizes(device)
     max_num_seqs = options.max_num_seqs or largest.max_num_seqs
     dtype = choose_dtype(options.dtype, torch.device(device), None) if is_cpu or options.dtype != "auto" else "auto"
@@ -148,7 +149,7 @@ def _engine_args(path: Path, options: VllmOptions, device: str) -> EngineArgs:
         },
         scheduler_cls=PlannedScheduler,
         use_tqdm_on_load=False,
-        **bare_weights_args(path),
+        **(bare_weights_args(path) | directed),
         **lora_args(options.adapters, is_cpu),
     )
 
@@ -183,11 +184,6 @@ def _check_degrees(path: Path, options: VllmOptions, device: str) -> None:
     """Before processes are started for nothing."""
     if options.num_workers == 1:
         return
-    if options.has_directions:
-        raise ConfigError(
-            "Slackwater's attention in vLLM runs in one process: leave tensor_parallel and pipeline_depth at 1, or set "
-            "kv_sharing to recompute and vllm_attention to auto"
-        )
     num_devices, of_them = (torch.cuda.device_count(), "GPUs") if device == "cuda" else (cpu_count(), "cores")
     if options.num_workers > num_devices:
         raise ConfigError(

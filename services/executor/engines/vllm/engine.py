@@ -18,11 +18,12 @@ from vllm.v1.executor import Executor
 
 from services.executor.engines.torch.base import EngineOnTorch
 from services.executor.engines.torch.device import device_name
-from services.executor.engines.torch.host_pool import HostPool, host_pool_of
+from services.executor.engines.torch.host_pool import HostSlots
 from services.executor.engines.torch.interruption import Interruption
 from services.executor.engines.vllm.adapters import ADAPTERS_KEY, load_adapters
 from services.executor.engines.vllm.attention_step import bind_attention
 from services.executor.engines.vllm.core import VllmOptions, make_core, shut_down_on_error
+from services.executor.engines.vllm.host_slots import host_slots_of
 from services.executor.engines.vllm.kv_memory import kv_regions_of, kv_shards_of
 from services.executor.engines.vllm.scheduler import PlannedScheduler
 from services.executor.engines.vllm.workers import check_in_layers, prepare_worker
@@ -41,7 +42,7 @@ class VllmEngine(EngineOnTorch):
         self,
         spec: EngineSpec,
         core: EngineCore,
-        host: HostPool | None,
+        host: HostSlots | None,
         kv: KVRegions | KVShards | str,
         num_threads: int,
         interruption: Interruption,
@@ -64,10 +65,9 @@ class VllmEngine(EngineOnTorch):
             if options.num_workers == 1:
                 core.model_executor.collective_rpc(check_in_layers, args=(interruption.check,))
             host = None
-            if options.has_directions:  # its slots are those of our block ids, which leave out vLLM's null block
-                (kv_caches,) = core.model_executor.collective_rpc(bind_attention)
-                with torch.inference_mode():
-                    host = host_pool_of(kv_caches, options.num_host_slots)
+            if options.has_directions:
+                core.model_executor.collective_rpc(bind_attention)
+                host = host_slots_of(core.model_executor, options.num_host_slots, options.num_workers)
             spec = _spec_of(core, host, path, name, options)
             kv = (kv_regions_of if options.num_workers == 1 else kv_shards_of)(core.model_executor, spec)
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": spec.num_blocks})
@@ -88,7 +88,7 @@ class VllmEngine(EngineOnTorch):
         return self._steps.run(sequences)
 
 
-def _spec_of(core: EngineCore, host: HostPool | None, path: Path, name: str, options: VllmOptions) -> EngineSpec:
+def _spec_of(core: EngineCore, host: HostSlots | None, path: Path, name: str, options: VllmOptions) -> EngineSpec:
     """As ``VllmEngine.load``."""
     config, facts = core.vllm_config, ModelFacts.read(path)
     device = device_name(torch.device(config.device_config.device_type), options.num_threads or cpu_count())

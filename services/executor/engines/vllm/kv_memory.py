@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,10 @@ from vllm.v1.executor import Executor
 
 from services.executor.engines.torch.kv_regions import regions_of
 from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK
+from services.executor.engines.vllm.worker_sockets import connect_to_workers, serve_in_folder
 from services.executor.handover.link import KVLink
 from services.executor.handover.shard_calls import ShardStreams
-from services.executor.handover.shard_server import serve_in_thread
+from services.executor.handover.shard_server import serve_shard
 from shared.protocol.executors import EngineSpec
 from shared.protocol.handover import Place
 from shared.replica.engine import KVRegions
@@ -30,17 +29,8 @@ def kv_regions_of(workers: Executor, spec: EngineSpec) -> KVRegions | str:
 def kv_shards_of(workers: Executor, spec: EngineSpec) -> ShardStreams | str:
     """Of workers in processes of their own: before the first step, whose messages go the same way. Nothing is loaded
     there until the KV is asked for."""
-    with tempfile.TemporaryDirectory(prefix="slackwater-kv-") as folder:
-        served = workers.collective_rpc(_serve_kv, args=(folder, spec.num_blocks, _layout(spec)))
-        problems = [each for each in served if isinstance(each, str)]
-        if problems:
-            return problems[0]
-        connections = []
-        for name in served:
-            connection = socket.socket(socket.AF_UNIX)
-            connection.connect(str(Path(folder) / str(name)))
-            connections.append(connection)
-    return ShardStreams(connections)
+    connections = connect_to_workers(workers, _serve_kv, (spec.num_blocks, _layout(spec)))
+    return connections if isinstance(connections, str) else ShardStreams(connections)
 
 
 def _layout(spec: EngineSpec) -> str:
@@ -49,9 +39,8 @@ def _layout(spec: EngineSpec) -> str:
     return f"vllm {spec.model} {spec.device}"
 
 
-def _serve_kv(worker: Any, folder: str, num_blocks: int, layout: str) -> int | str:
-    """Called in a worker's process by ``collective_rpc``: the name of its socket in ``folder``; or why others cannot
-    read its KV, in words."""
+def _serve_kv(worker: Any, folder: str, num_blocks: int, layout: str) -> Path | str:
+    """Called in a worker's process by ``connect_to_workers``; where others cannot read its KV, why."""
     regions = regions_of(_kv_caches_of(worker), num_blocks, layout)
     if isinstance(regions, str):
         return regions
@@ -61,12 +50,7 @@ def _serve_kv(worker: Any, folder: str, num_blocks: int, layout: str) -> int | s
 
         return NixlLink(place, regions)
 
-    name = os.getpid()
-    try:
-        serve_in_thread(Path(folder) / str(name), make_link)
-    except OSError as error:
-        return f"vLLM's workers cannot be reached in {folder}: {error}"
-    return name
+    return serve_in_folder(folder, "kv-shard", partial(serve_shard, make_link))
 
 
 def _kv_caches_of(worker: Any) -> list[torch.Tensor]:

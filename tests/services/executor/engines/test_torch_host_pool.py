@@ -1,13 +1,20 @@
 """Copies of KV slots within the device and to and from the host, as one simultaneous assignment."""
 
 import random
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from kernels.kv_layers import KVLayers
 from kernels.slot_copy import gather_slots
-from services.executor.engines.torch.host_pool import HostPool
+from services.executor.engines.torch import host_pool
+from services.executor.engines.torch.host_pool import HostPool, HostSlots, host_pool_of
+from services.executor.engines.torch.host_shards import ShardedHostSlots, serve_host_slots
+from shared.errors import EngineError, EngineLostError
 from shared.scheduling.kv.slot_transfers import SlotOperations
 
 NUM_BLOCKS, BLOCK, NUM_HOST_SLOTS = 6, 4, 9
@@ -24,14 +31,47 @@ def contents(layers: KVLayers) -> torch.Tensor:
     return out.cpu()
 
 
+@contextmanager
+def sharded(pools: Sequence[HostPool]) -> Iterator[ShardedHostSlots]:
+    """Each in a thread, as in a process of its own."""
+    pairs = [socket.socketpair() for _ in pools]
+    serving = [
+        threading.Thread(target=serve_host_slots, args=(pool, theirs))
+        for pool, (_, theirs) in zip(pools, pairs, strict=True)
+    ]
+    for thread in serving:
+        thread.start()
+    slots = ShardedHostSlots([ours for ours, _ in pairs])
+    yield slots
+    slots.close()
+    for thread in serving:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def alone(layers: KVLayers) -> Iterator[HostPool]:
+    pool = HostPool(layers, NUM_HOST_SLOTS)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("is_sharded", [False, True], ids=["alone", "sharded"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", range(5))
-def test_every_source_is_read_before_any_slot_is_written(device: str, seed: int) -> None:
-    rng = random.Random(seed)
-    layers = KVLayers.of(
-        [torch.randn(NUM_BLOCKS, BLOCK, heads, width, device=device) for heads, width in ((2, 8), (1, 12))]
-    )
-    pool = HostPool(layers, NUM_HOST_SLOTS)
+def test_every_source_is_read_before_any_slot_is_written(device: str, seed: int, is_sharded: bool) -> None:
+    """Of two processes each has one of the layers."""
+    caches = [torch.randn(NUM_BLOCKS, BLOCK, heads, width, device=device) for heads, width in ((2, 8), (1, 12))]
+    layers = KVLayers.of(caches)
+    if is_sharded:
+        with sharded([HostPool(KVLayers.of([cache]), NUM_HOST_SLOTS) for cache in caches]) as slots:
+            copy_at_random(slots, layers, random.Random(seed))
+    else:
+        with alone(layers) as pool:
+            copy_at_random(pool, layers, random.Random(seed))
+
+
+def copy_at_random(pool: HostSlots, layers: KVLayers, rng: random.Random) -> None:
     expected, on_host = contents(layers), torch.zeros(NUM_HOST_SLOTS, layers.slot_values)
     filled: list[int] = []
     started: list[SlotOperations] = []
@@ -60,7 +100,6 @@ def test_every_source_is_read_before_any_slot_is_written(device: str, seed: int)
             assert torch.equal(contents(layers), expected), "in place before the forward pass"
             started.clear()
         filled = [slot for slot in filled if slot not in restored] + checkpointed
-    pool.close()
 
 
 def test_a_copy_that_fails_fails_its_step_and_no_other() -> None:
@@ -75,3 +114,50 @@ def test_a_copy_that_fails_fails_its_step_and_no_other() -> None:
     moved = contents(layers)
     assert torch.equal(moved[3], moved[5])
     pool.close()
+
+
+def test_a_part_that_is_not_copied_fails_its_step_and_no_other() -> None:
+    """The second process has fewer blocks."""
+    caches = [torch.randn(num_blocks, BLOCK, 2, 8) for num_blocks in (NUM_BLOCKS, NUM_BLOCKS - 1)]
+    last = NUM_BLOCKS * BLOCK - 1
+    with sharded([HostPool(KVLayers.of([cache]), NUM_HOST_SLOTS) for cache in caches]) as slots:
+        bad, good = SlotOperations(moves=[(last, 0)]), SlotOperations(moves=[(3, 5)])
+        slots.start(bad)
+        slots.start(good)
+        with pytest.raises(EngineError, match="process 1 of the model did not copy slots: IndexError"):
+            slots.wait([bad])
+        slots.wait([good])
+    for cache in caches:
+        assert torch.equal(cache[0, 3], cache[1, 1])
+
+
+def test_a_process_that_ends_while_it_is_asked_is_lost() -> None:
+    ours, theirs = socket.socketpair()
+    whole = HostPool(KVLayers.of([torch.randn(NUM_BLOCKS, BLOCK, 2, 8)]), NUM_HOST_SLOTS)
+    serving = threading.Thread(target=serve_host_slots, args=(whole, theirs.dup()))
+    serving.start()
+    slots, copies = ShardedHostSlots([ours]), SlotOperations(moves=[(3, 5)])
+    slots.wait([copies])
+    theirs.shutdown(socket.SHUT_RDWR)
+    for again in (SlotOperations(moves=[(3, 5)]), SlotOperations(moves=[(3, 5)])):
+        with pytest.raises(EngineLostError, match="process 0 of the model is gone"):
+            slots.wait([again])
+    slots.close()
+    serving.join(10)
+    assert not serving.is_alive()
+
+
+def test_the_smallest_and_the_slowest_pool_count() -> None:
+    cache = torch.randn(NUM_BLOCKS, BLOCK, 2, 8)
+    pools = [HostPool(KVLayers.of([cache.clone()]), num_slots) for num_slots in (7, 5, 6)]
+    with sharded(pools) as slots:
+        assert (slots.num_slots, slots.ms_per_slot) == (5, max(pool.ms_per_slot for pool in pools))
+
+
+def test_pools_on_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = torch.randn(NUM_BLOCKS, BLOCK, 2, 8)  # a slot has 64 bytes
+    monkeypatch.setattr(host_pool, "available_memory_bytes", lambda: 4 * 12 * 64)
+    for num_pools, num_slots in ((1, 12), (2, 6), (24, 1)):
+        pool = host_pool_of([cache.clone()], None, num_pools)
+        assert pool is not None and pool.num_slots == num_slots
+        pool.close()

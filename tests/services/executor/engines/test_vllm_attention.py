@@ -1,10 +1,12 @@
 """vLLM's model on our attention: blocks filled from both ends, shared, checkpointed, restored; against vLLM's own."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from services.executor.engines.factory import load_engine
 from services.executor.engines.vllm.environment import installed_version
@@ -148,3 +150,16 @@ def test_a_core_whose_host_pool_cannot_be_made_is_shut_down(
     with pytest.raises(ConfigError, match="no memory for 1000000000000 host slots"):
         load(shallow_model, "bidirectional", block_size=16, num_host_slots=10**12)
     assert len(ended) == 1
+
+
+def test_workers_without_memory_for_host_slots_say_so(directed: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``directed``: vLLM is imported."""
+    from services.executor.engines.vllm import host_slots
+
+    class Workers:
+        def collective_rpc(self, call: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+            return [call(None, *args) for _ in range(2)]
+
+    monkeypatch.setattr(host_slots, "directed_kv_caches", lambda worker: [torch.zeros(4, 16, 2, 64)])
+    with pytest.raises(ConfigError, match="no memory for 1000000000000 host slots of 512 bytes: ask for fewer"):
+        host_slots.host_slots_of(Workers(), 10**12, num_workers=2)  # type: ignore[arg-type]

