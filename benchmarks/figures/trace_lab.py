@@ -20,7 +20,7 @@ from loadgen.workload.traces import read_trace
 GIVEN = "files are checked before the first figure"
 TOLERANCES = (0.05, 0.1, 0.2, 0.3, 0.5)  # of interference: an SLO of 1.05x to 1.5x of online-only
 NO_SLO, OURS, THEIRS = "sarathi++ (no SLO)", "hygen", "hygen-star"
-BACKLOG_PER_S = 4  # more than any of the machines finishes
+BACKLOG_PER_S, OTHER_BACKLOG_PER_S = 4, 80  # more than any of the machines finishes; the other backlog's are short
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class TraceLab:
         file = self.options.other_offline if setting.has_other else self.options.offline
         assert file is not None, GIVEN
         if file not in self._backlogs:
-            size = max(1, round(self.options.duration * BACKLOG_PER_S))
+            size = max(1, round(self.options.duration * (OTHER_BACKLOG_PER_S if setting.has_other else BACKLOG_PER_S)))
             self._backlogs[file] = list(islice(cycle(load_backlog(file)), size))
         return self._backlogs[file]
 

@@ -68,10 +68,16 @@ def by_rate(
     return Curves("online requests/s", styles).result(points, described, 1.8 + 1.2 * len(scene.datasets))
 
 
-def _cells(run: Run) -> Row:
+def _latencies(run: Run) -> Row:
     return {
         "normalized latency ms": f"{run.latency_or_zero_ms('normalized_latency_mean'):.1f}",
         "TTFT p99 ms": f"{run.latency_or_zero_ms('ttft_p99'):,.0f}",
+    }
+
+
+def _cells(run: Run) -> Row:
+    return {
+        **_latencies(run),
         **formatted(".1%", {"TTFT attained": run.attained["ttft"], "TPOT attained": run.attained["tpot"]}),
         "offline requests/s": f"{run.offline_requests_per_s:.2f}",
         "preemptions": str(run.totals.preemptions),
@@ -191,7 +197,7 @@ def queueing(lab: RateLab, scene: Scene, systems: Mapping[str, System], colours:
                 share = waits.share(bench.watch(system, None, waits.on_step))
                 values = {LATENCY: QUANTITIES[LATENCY](run), QUEUEING: 100 * share}
                 where = {"dataset": dataset.name, "requests/s": f"{rate:g}", "system": name}
-                cells = {**where, **_cells(run), "queueing": f"{share:.1%}"}
+                cells = {**where, **_latencies(run), "queueing": f"{share:.1%}"}
                 points.append(Point(dataset.name, "", name, rate, values, cells))
     styles = {name: ("o-", colour) for name, colour in zip(systems, colours, strict=True)}
     caption = f"Online requests alone, what they wait of their time. {lab.where(scene)}."
