@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def arguments(options: TraceOptions, out: Path) -> list[str]:
-    files = ("online", "offline", "long_online", "shots", "questions")
+    files = ("online", "offline", "long_online", "other_offline", "shots", "questions")
     given = [part for file in files for part in (f"--{file.replace('_', '-')}", str(getattr(options, file)))]
     return [*given, "--out", str(out), "--tolerance", "0.5", "--precision", "0.5", "--no-progress"]
 
