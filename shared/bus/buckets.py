@@ -102,7 +102,8 @@ class Bucket(Generic[T]):
 
     async def watch(self) -> AsyncIterator[Entry[T] | None]:
         """Every present entry, then one None, then every change as it comes. Never ends; what changes while the bus
-        is away comes after the reconnect. One that changes while entries are read may come twice. A value that does not parse (another version's) is as good as deleted."""
+        is away comes after the reconnect. What changes while the entries are read may come twice. A value that does not
+        parse (another version's) is as good as deleted."""
         while True:
             check_cancelled()
             generation = self._streams.reconnects
