@@ -88,7 +88,8 @@ class RateLab:
     _benches: dict[tuple[Machine, Dataset, float, float, int | None], Bench] = field(init=False, default_factory=dict)
     _planners: dict[tuple[Machine, str], LatencyModel] = field(init=False, default_factory=dict)
 
-    def bench(self, scene: Scene, dataset: Dataset, rate: float) -> Bench:
+    def bench(self, scene: Scene, dataset: Dataset, rate: float, planner: str = "") -> Bench:
+        """``planner``: that a system names; it is fitted to the scene's machine."""
         machine, wave_size = self.machine(scene), scene.wave_size
         duration_s = self.options.duration
         if scene.num_requests is not None:
@@ -99,14 +100,15 @@ class RateLab:
             prompts = uniform_backlog(size, random.Random(f"backlog:{SEED}"), OFFLINE_PROMPT, OFFLINE_OUTPUT)
             requests = dataset.arrivals(rate, duration_s, SEED, self.options.preambles)
             self._benches[key] = Bench(machine, Load(requests, prompts, duration_s, wave_size or None), self.progress)
+        if planner:
+            self._benches[key].planners[planner] = self._planner(machine, planner)
         return self._benches[key]
 
-    def planner(self, scene: Scene, name: str) -> LatencyModel:
-        """As ``fitted_model`` on the scene's machine, made once."""
-        key = self.machine(scene), name
-        if key not in self._planners:
-            self._planners[key] = fitted_model(*key)
-        return self._planners[key]
+    def _planner(self, machine: Machine, name: str) -> LatencyModel:
+        """Made once."""
+        if (machine, name) not in self._planners:
+            self._planners[machine, name] = fitted_model(machine, name)
+        return self._planners[machine, name]
 
     def machine(self, scene: Scene) -> Machine:
         """Raises BadParameter for an unknown model."""

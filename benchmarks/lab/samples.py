@@ -1,12 +1,11 @@
 """Timed batches, as an executor would tell them to the predictor."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from benchmarks.lab.drawn import mixed_load
+from benchmarks.lab.fits import FITS
 from benchmarks.lab.lab import HYGEN, Bench, Machine, System, setup_of
-from services.predictor.boosted_fit import fit_boosted
-from services.predictor.fit import FITS_ON_REQUEST, FitOf
 from services.predictor.window import Observation, SampleWindow
 from services.profiler.sweep.shapes import sweep_shapes
 from shared.latency.features import BatchFeatures
@@ -15,7 +14,6 @@ from shared.latency.model import LatencyModel
 NOISE = 0.01  # sigma of the lognormal factor on each step's time
 WINDOW = 4096  # samples that the predictor keeps unless told otherwise
 DURATION_S, BUDGET_MS = 60.0, 50.0  # of a schedule
-FITS: Mapping[str, FitOf] = {"boosted": fit_boosted, **FITS_ON_REQUEST}
 
 
 def scheduled_shapes(machine: Machine, seed: int) -> list[BatchFeatures]:
@@ -62,6 +60,7 @@ def fitted_model(machine: Machine, name: str = "boosted") -> LatencyModel:
     """Of this kind, by its name in ``FITS``, fitted to batches of a simulated schedule, timed with noise. Plans of a
     running stack are made with a boosted one."""
     shapes = scheduled_shapes(machine, seed=1)
-    model = FITS[name](window_of(timed(shapes, setup_of(machine).latency, seed=2)).observations())
+    fit, _ = FITS[name]
+    model = fit(window_of(timed(shapes, setup_of(machine).latency, seed=2)).observations())
     assert model is not None, "the samples tell too little"
     return model

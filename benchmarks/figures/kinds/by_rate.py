@@ -14,8 +14,9 @@ from benchmarks.harness.command import Row, formatted, quantiles
 from benchmarks.harness.page import Result
 from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import System
-from benchmarks.lab.outcome import Run
+from benchmarks.lab.outcome import Measured, Run
 from loadgen.client.records import RequestRecord
+from loadgen.report.metrics import online_report
 from shared.protocol.executors import ExecutorCounters
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packing import StepState
@@ -53,10 +54,7 @@ def by_rate(
     for dataset in scene.datasets:
         for rate in lab.rates(scene):
             for name, system in systems.items():
-                bench = lab.bench(scene, dataset, rate)
-                if system.planner:
-                    bench.planners[system.planner] = lab.planner(scene, system.planner)
-                run = bench.run(system, system.budget(budget_ms))
+                run = lab.bench(scene, dataset, rate, system.planner).run(system, system.budget(budget_ms))
                 values = {quantity: QUANTITIES[quantity](run) for quantity in quantities}
                 where = {"dataset": dataset.name, "requests/s": f"{rate:g}", "system": name}
                 cells = {**where, **_cells(run), **more(run)}
@@ -68,10 +66,10 @@ def by_rate(
     return Curves("online requests/s", styles).result(points, described, 1.8 + 1.2 * len(scene.datasets))
 
 
-def _latencies(run: Run) -> Row:
+def _latencies(measured: Measured) -> Row:
     return {
-        "normalized latency ms": f"{run.latency_or_zero_ms('normalized_latency_mean'):.1f}",
-        "TTFT p99 ms": f"{run.latency_or_zero_ms('ttft_p99'):,.0f}",
+        "normalized latency ms": f"{measured.latency_or_zero_ms('normalized_latency_mean'):.1f}",
+        "TTFT p99 ms": f"{measured.latency_or_zero_ms('ttft_p99'):,.0f}",
     }
 
 
@@ -145,13 +143,12 @@ class Timed:
 def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
     """BROS figure 14. ``styles``: of presets. CPU time on this machine."""
     (dataset,) = scene.datasets
-    planner, points = lab.planner(scene, BOOSTED), list[Point]()
+    points = []
     for name in styles:
         system = System.of(name, BOOSTED)
         packing = PACKINGS[system.strategy.packing]
         for rate in lab.rates(scene):
-            bench = lab.bench(scene, dataset, rate)
-            bench.planners[BOOSTED] = planner
+            bench = lab.bench(scene, dataset, rate, BOOSTED)
             timed = Timed(packing.schedule, packing.reconcile)
             with patch.object(packing, "schedule", timed.schedule):
                 bench.watch(system, system.budget(lab.options.budget_ms), lambda now_s, totals: None)
@@ -193,11 +190,15 @@ def queueing(lab: RateLab, scene: Scene, systems: Mapping[str, System], colours:
         for rate in lab.rates(scene):
             bench = lab.bench(scene, dataset, rate)
             for name, system in systems.items():
-                run, waits = bench.run(system), Queueing()
-                share = waits.share(bench.watch(system, None, waits.on_step))
-                values = {LATENCY: QUANTITIES[LATENCY](run), QUEUEING: 100 * share}
+                waits = Queueing()
+                records = bench.watch(system, None, waits.on_step)
+                measured, share = (
+                    Measured(online_report(records, 0.0, bench.load.duration_s), None),
+                    waits.share(records),
+                )
+                values = {LATENCY: measured.latency_or_zero_ms("normalized_latency_mean"), QUEUEING: 100 * share}
                 where = {"dataset": dataset.name, "requests/s": f"{rate:g}", "system": name}
-                cells = {**where, **_latencies(run), "queueing": f"{share:.1%}"}
+                cells = {**where, **_latencies(measured), "queueing": f"{share:.1%}"}
                 points.append(Point(dataset.name, "", name, rate, values, cells))
     styles = {name: ("o-", colour) for name, colour in zip(systems, colours, strict=True)}
     caption = f"Online requests alone, what they wait of their time. {lab.where(scene)}."

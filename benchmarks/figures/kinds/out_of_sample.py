@@ -11,7 +11,6 @@ from benchmarks.lab.lab import HYGEN, SARATHI, SEED, Bench
 from benchmarks.lab.outcome import Found
 from benchmarks.lab.samples import run_samples, window_of
 from services.predictor.boosted_fit import fit_boosted
-from shared.latency.model import LatencyModel
 from shared.pictures import BLUE, GREEN, GREY, ORANGE
 
 CHOSEN, WINDOW, SEEDED, TRACE = "chosen on", "another window", "another seed", "another trace"
@@ -56,12 +55,13 @@ def unseen(
     chosen_on = lab.bench(setting)
     model = fit_boosted(window_of(run_samples(chosen_on, SARATHI)).observations())
     assert model is not None, "LightGBM cannot be loaded"
-    chosen_on.planners[FITTED.planner] = model
     places = list(_places(lab, setting, other_trace, num_windows, num_seeds))
+    for _, _, bench in places:
+        bench.planners[FITTED.planner] = model
     points, rows, shares = list[Point](), list[Row](), list[Row]()
     for metric in metrics:
         found = chosen_on.largest(FITTED, [metric.slo(tolerance)])
-        runs = [_run(kind, name, lab.bench(place), model, metric, found) for kind, name, place in places]
+        runs = [_run(kind, name, bench, metric, found) for kind, name, bench in places]
         for number, run in enumerate(runs):
             values = {"ratio to online only": run.ratio}
             points.append(Point("", metric.label, run.kind, number, values, {}))
@@ -75,19 +75,18 @@ def unseen(
 
 def _places(
     lab: TraceLab, setting: Setting, other_trace: Setting, num_windows: int, num_seeds: int
-) -> Iterator[tuple[str, str, Setting]]:
+) -> Iterator[tuple[str, str, Bench]]:
     """The run that budgets are chosen on comes first."""
-    yield CHOSEN, CHOSEN, setting
+    yield CHOSEN, CHOSEN, lab.bench(setting)
     for number in range(1, num_windows + 1):
         start_s = number * lab.options.duration
-        yield WINDOW, f"{start_s:g} s later", replace(setting, start_s=start_s)
+        yield WINDOW, f"{start_s:g} s later", lab.bench(replace(setting, start_s=start_s))
     for number in range(1, num_seeds + 1):
-        yield SEEDED, f"seed {SEED + number}", replace(setting, seed=SEED + number)
-    yield TRACE, TRACE, other_trace
+        yield SEEDED, f"seed {SEED + number}", lab.bench(replace(setting, seed=SEED + number))
+    yield TRACE, TRACE, lab.bench(other_trace)
 
 
-def _run(kind: str, name: str, bench: Bench, model: LatencyModel, metric: Metric, found: Found) -> Unseen:
-    bench.planners[FITTED.planner] = model
+def _run(kind: str, name: str, bench: Bench, metric: Metric, found: Found) -> Unseen:
     measured = bench.online_only if found.value is None else bench.run(FITTED, found.value)
     return Unseen(kind, name, metric.ratio(bench, measured), measured.offline_tokens_per_s)
 
