@@ -4,10 +4,12 @@ were made over ten minutes as the paper's were. Nothing is run.
 A reduction or a loss is the mean of those of all rates and models; attainment is compared by its means over them.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from benchmarks.figures.rate_lab import RateOptions
 from benchmarks.harness.command import Results, Row, benchmark
 from benchmarks.harness.kept import DOCS, Kept, Place
 
@@ -15,7 +17,6 @@ BROS, VLLM, ROUND_ROBIN = "bros", "fcfs", "round-robin"
 RATES = ("rates", "rates-opt-30b", "rates-llama3-70b")
 LATENCY, OFFLINE, TTFT, TPOT = "normalized latency ms", "offline requests/s", "TTFT attained", "TPOT attained"
 TOKENS, SHARE = "online output tokens/s", "share of the step"
-WHOLE = 600.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,13 @@ def of_system(rows: Sequence[Row], system: str) -> list[Row]:
 
 
 def long_rows(name: str) -> list[Row]:
-    """Empty where it was made over less than ten minutes."""
+    """Empty where it was made over less than the figures' own ten minutes."""
     kept = read(name)
-    if kept is None or f"--duration {WHOLE:g}" not in (kept.origin.command or ""):
+    if kept is None or not kept.origin.command:
         return []
-    return rows_of(kept)
+    words = shlex.split(kept.origin.command)
+    is_whole = "--duration" not in words or float(words[words.index("--duration") + 1]) >= RateOptions().duration
+    return rows_of(kept) if is_whole else []
 
 
 def kept_rows(name: str) -> list[Row]:
