@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -39,6 +40,9 @@ class PoolsOptions:
     """Without a trace, arrivals are drawn: Poisson, at a rate that rises and falls again."""
 
     online: OnlineOption = None
+    other_online: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="Other arrivals, which no rate is searched with: Mooncake's.")
+    ] = None
     dataset: Annotated[list[str] | None, typer.Option(help="Of the figure's; repeatable. Default: all.")] = None
     duration: Annotated[
         float, typer.Option(min=1.0, help="Seconds of each run, in virtual time; the whole trace is squeezed into it.")
@@ -163,6 +167,10 @@ class PoolsLab:
         if unknown := [name for name in named or () if name not in known]:
             raise WorkloadError(f"no dataset {unknown[0]!r}; known: {', '.join(known)}")
         return [case for case in cases if named is None or case.dataset.name in named]
+
+    def elsewhere(self, **options: Any) -> PoolsLab:
+        """The same with other options; it searches for its own rates."""
+        return replace(self, options=replace(self.options, **options))
 
     def where(self) -> str:
         """For captions."""

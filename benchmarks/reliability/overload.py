@@ -24,6 +24,7 @@ from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark
 from benchmarks.harness.local_stack import local_stack
 from benchmarks.reliability.overload_report import report
 from benchmarks.reliability.overload_run import OverloadRun, Plan
+from benchmarks.reliability.tables import with_file
 from loadgen.progress import bars_on
 from loadgen.stopping import run_until_signalled
 from shared.process.file_limit import raise_file_limit
@@ -123,4 +124,4 @@ def main(
             )
         )
     for run in runs:
-        yield from report(run, slo, before, out / f"overload_{engine}.png")
+        yield from with_file(report(run, slo, before), out / f"overload_{engine}.png")

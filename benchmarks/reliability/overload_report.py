@@ -1,10 +1,11 @@
 """What became of a stack that got more than it can do: tables, a picture, words."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from benchmarks.harness.charts import Curve, Panel, draw
-from benchmarks.harness.command import Row
+from benchmarks.harness.table import Result, Results, Row
 from benchmarks.reliability.overload_run import OverloadRun, Stage
 from benchmarks.reliability.sampling import StackSample
 from benchmarks.reliability.soak_report import COLOURS
@@ -15,7 +16,7 @@ from loadgen.report.slo import parse_slo
 from shared.pictures import GREY
 
 
-def report(run: OverloadRun, slos: Sequence[str], load_before: float, picture: Path) -> Iterator[Row | str]:
+def report(run: OverloadRun, slos: Sequence[str], load_before: float) -> Results:
     """Stages, who was turned away, what processes held, and how soon all was as before."""
     yield f"Capacity: {run.capacity:.1f} requests a second."
     for stage in run.stages:
@@ -31,8 +32,7 @@ def report(run: OverloadRun, slos: Sequence[str], load_before: float, picture: P
     loads = [sample.load for sample in run.sampler.samples] or [0.0]
     yield f"The machine's load average: {load_before:.1f} before, {min(loads):.1f} to {max(loads):.1f} meanwhile."
     if len(run.sampler.samples) > 1:
-        drawn(run, picture)
-        yield f"Picture: {picture}"
+        yield Result([], drawn(run))
 
 
 def latency_row(name: str, records: Sequence[RequestRecord], stage: Stage) -> Row:
@@ -106,7 +106,7 @@ def recovery(run: OverloadRun) -> str:
     )
 
 
-def drawn(run: OverloadRun, picture: Path) -> None:
+def drawn(run: OverloadRun) -> Figure:
     """Memory and descriptors of each process, by minutes."""
     samples = run.sampler.samples
     names = list(samples[-1].processes)
@@ -122,4 +122,4 @@ def drawn(run: OverloadRun, picture: Path) -> None:
             ]
             curves.append(Curve(name, [m for m, _ in known], [value for _, value in known], colour, "-"))
         panels.append(Panel(curves, title=title))
-    draw([panels], 3.4, "minutes").savefig(picture)
+    return draw([panels], 3.4, "minutes")

@@ -30,7 +30,7 @@ from benchmarks.reliability.kinds.slow_readers import SlowReaders
 from benchmarks.reliability.kinds.tally import Kind
 from benchmarks.reliability.sampling import Sampler, StackSample, read_samples
 from benchmarks.reliability.soak_report import report
-from benchmarks.reliability.tables import tally_rows
+from benchmarks.reliability.tables import tally_rows, with_file
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.progress import bars_on
 from loadgen.stopping import run_until_signalled
@@ -127,4 +127,4 @@ def main(
         asyncio.run(run_until_signalled(soak(run, trace, objects_s, Console(stderr=True))))
         yield from tally_rows([kind.tally for kind in run.kinds])
     samples = read_samples(out / SAMPLES) if (out / SAMPLES).exists() else []
-    yield from report(samples, warm_up_min, out / "soak.png")
+    yield from with_file(report(samples, warm_up_min), out / "soak.png")

@@ -1,12 +1,13 @@
 """What grew in hours and what did not: tables, a picture, and a verdict in words."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, TypeVar
 
+from matplotlib.figure import Figure
+
 from benchmarks.harness.charts import Curve, Panel, draw
-from benchmarks.harness.command import Row
+from benchmarks.harness.table import Result, Results
 from benchmarks.reliability.sampling import ProcessSample, StackSample
 from benchmarks.reliability.slopes import Slope, slope
 from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, YELLOW
@@ -90,7 +91,7 @@ def _line(of: str, quantity: Quantity[S], samples: Sequence[tuple[float, S]]) ->
     return Line(of, quantity.name, [time_s for time_s, _ in known], values, bound)
 
 
-def report(samples: Sequence[StackSample], warm_up_min: float, picture: Path) -> Iterator[Row | str]:
+def report(samples: Sequence[StackSample], warm_up_min: float) -> Results:
     """Each quantity's mean and what it gains in an hour, with one standard error; the verdict, and the picture."""
     if not samples:
         yield "Nothing was seen."
@@ -108,8 +109,7 @@ def report(samples: Sequence[StackSample], warm_up_min: float, picture: Path) ->
         f"{loads[0]:.1f} to {loads[-1]:.1f}, in the middle {loads[len(loads) // 2]:.1f}."
     )
     yield verdict(lines, restarts(samples))
-    drawn(samples, picture)
-    yield f"Picture: {picture}"
+    yield Result([], drawn(samples))
 
 
 def verdict(lines: Sequence[Line], restarted: Mapping[str, int]) -> str:
@@ -133,7 +133,7 @@ def restarts(samples: Sequence[StackSample]) -> dict[str, int]:
     return {name: len(known) - 1 for name, known in pids.items()}
 
 
-def drawn(samples: Sequence[StackSample], picture: Path) -> None:
+def drawn(samples: Sequence[StackSample]) -> Figure:
     """A panel for each quantity over hours, of all processes or of the store."""
     lines, start_s = lines_of(samples), samples[0].time_s
     names = list({line.of: None for line in lines if line.of != STORE})
@@ -156,4 +156,4 @@ def drawn(samples: Sequence[StackSample], picture: Path) -> None:
     panels = [panel(each.name, False) for each in OF_PROCESS] + [panel(each.name, True) for each in OF_STORE]
     panels = [each for each in panels if each.curves]
     rows = [panels[start : start + 2] for start in range(0, len(panels) // 2 * 2, 2)]
-    draw(rows, 1.9 * len(rows) + 0.6, "hours").savefig(picture)
+    return draw(rows, 1.9 * len(rows) + 0.6, "hours")

@@ -1,8 +1,9 @@
 """Tables that overload and long runs share."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from benchmarks.harness.command import Row
+from benchmarks.harness.table import Result, Results, Row
 from benchmarks.reliability.kinds.tally import Tally
 
 NUM_WORDS = 6
@@ -23,3 +24,11 @@ def tally_rows(tallies: Sequence[Tally]) -> Iterator[Row | str]:
         for what, words in (("refused", tally.refused), ("failed", tally.failed)):
             for why, times in words.most_common(NUM_WORDS):
                 yield f"{tally.name}, {what} {times:,} times: {why}"
+
+
+def with_file(results: Results, file: Path) -> Results:
+    """The same; a picture is in ``file`` too."""
+    for result in results:
+        if isinstance(result, Result):
+            result.picture.savefig(file)
+        yield result

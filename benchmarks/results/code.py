@@ -1,4 +1,4 @@
-"""Which files a command's figures rest on, and what was changed in them since."""
+"""Which files a command's figures rest on, and what was changed in them since. Comments and docstrings do not count."""
 
 import ast
 import shlex
@@ -41,12 +41,40 @@ def age_of(origin: Origin, root: Path = ROOT) -> Age:
         return Age(unknown="no revision")
     if origin.command is None or not (paths := paths_of(origin.command, root)):
         return Age(unknown="no command of this project")
-    since = f"{origin.revision.removesuffix(DIRTY)}..HEAD"
-    command = ("git", "log", "--format=%h %s", since, "--", *paths)
-    asked = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    if asked.returncode:
+    made_at = origin.revision.removesuffix(DIRTY)
+    (now,) = _git(root, "rev-parse", "HEAD") or ("",)
+    changed = _git(root, "diff", "--name-only", "--no-renames", made_at, now, "--", *paths)
+    if changed is None:
         return Age(unknown=f"revision {origin.revision} is not in this repository")
-    return Age(asked.stdout.splitlines())
+    older = [path for path in changed if _meaning(root, made_at, path) != _meaning(root, now, path)]
+    log = _git(root, "log", "--format=%h %s", f"{made_at}..{now}", "--", *older) if older else []
+    return Age(log or [])
+
+
+def _git(root: Path, *words: str) -> list[str] | None:
+    """Lines; None where it fails."""
+    asked = subprocess.run(("git", *words), cwd=root, capture_output=True, text=True)
+    return None if asked.returncode else asked.stdout.splitlines()
+
+
+@cache
+def _meaning(root: Path, revision: str, path: str) -> str | None:
+    """What a Python file does, without what is said of it; any other file's text. None where there was none."""
+    lines = _git(root, "show", f"{revision}:{path}")
+    if lines is None:
+        return None
+    text = "\n".join(lines)
+    if not path.endswith(".py"):
+        return text
+    return ast.dump(_WithoutWords().visit(ast.parse(text)))
+
+
+class _WithoutWords(ast.NodeTransformer):
+    """Leaves out docstrings, also those below constants and fields."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node
 
 
 def module_of(command: str) -> str | None:

@@ -23,7 +23,7 @@ from shared.scheduling.packing.token_slo import TokenSlo
 
 SHORT = Dataset("short", Lognormal(1500.0, 500.0), Lognormal(8.0, 4.0))
 CASE, OTHER = Case(SMALL, SHORT), replace(SHORT, name="other")
-ROWS = {"fig6-7b": len(SYSTEMS), "tpot": 8, "interruption": 6}
+ROWS = {"fig6-7b": len(SYSTEMS), "unseen": len(SYSTEMS) + 1, "tpot": 8, "interruption": 6}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.harness.command import DEFAULT_MODEL
+from benchmarks.harness.table import Result
 from benchmarks.reliability.kinds.tally import Tally
 from benchmarks.reliability.overload import StackPlan, overload
 from benchmarks.reliability.overload_report import report as overload_report
@@ -18,6 +19,7 @@ from benchmarks.reliability.sampling import SUPERVISOR, ProcessSample, StackSamp
 from benchmarks.reliability.slopes import NUM_BLOCKS, slope
 from benchmarks.reliability.soak import OBJECTS, SAMPLES, Run, soak
 from benchmarks.reliability.soak_report import FLAT, SHORT, lines_of, report, restarts, verdict
+from benchmarks.reliability.tables import with_file
 from loadgen.client.records import RequestRecord
 from loadgen.errors import ServerError
 from loadgen.progress import bars_on
@@ -72,13 +74,13 @@ def test_what_grows_is_named_and_a_restart_is_told(tmp_path: Path) -> None:
     samples = [stack_sample(number, 5 if number < 60 else 6, 100 + number / 6) for number in range(600)]
     words = verdict(lines_of(samples), restarts(samples))
     assert words == "All else is flat. GROWS: memory MiB of gateway. gateway was restarted 1 times."
-    *rows, _, told, picture = report(samples, 60.0, tmp_path / "soak.png")
-    assert told == words and str(tmp_path / "soak.png") in str(picture)
+    *rows, _, told, result = with_file(report(samples, 60.0), tmp_path / "soak.png")
+    assert told == words and isinstance(result, Result)
     assert (tmp_path / "soak.png").stat().st_size > 10_000
     gateway = next(row for row in rows if isinstance(row, dict) and row["of"] == "gateway")
     assert gateway["memory MiB"].endswith("+10.00 ± 0.00, GROWS")
     assert {line.verdict for line in lines_of(samples[:5])} == {SHORT}
-    assert list(report([], 0.0, tmp_path / "none.png")) == ["Nothing was seen."]
+    assert list(report([], 0.0)) == ["Nothing was seen."]
 
 
 async def test_refusals_are_told_from_failures_and_by_whether_they_say_when_to_come_back() -> None:
@@ -142,7 +144,7 @@ async def test_ten_times_the_load_is_refused_in_words_and_soon_forgotten(tmp_pat
     check_processes(run.sampler.samples)
     before, after = run.sampler.samples[0].processes["gateway"], run.sampler.samples[-1].processes["gateway"]
     assert after.num_files <= before.num_files + 50, "connections of those who left are open yet"
-    text = "\n".join(map(str, overload_report(run, ["ttft_p99<=2s"], 1.0, tmp_path / "overload.png")))
+    text = "\n".join(map(str, overload_report(run, ["ttft_p99<=2s"], 1.0)))
     assert "As before" in text and "ttft_p99<=2s, 10 times that" in text
 
 

@@ -124,6 +124,15 @@ def test_a_table_is_older_when_what_its_benchmark_imports_has_changed(project: P
     assert age.words().startswith("older than its code by 2 commits, the last ")
 
 
+def test_a_table_is_as_new_as_code_of_which_only_words_have_changed(project: Path) -> None:
+    commit(project, shared__near='"""Near."""\n\n\ndef near() -> int:\n    """One."""\n    return 1\n')
+    origin = made_by("python -m benchmarks.bench", git(project, "rev-parse", "HEAD")).origin
+    commit(project, shared__near='"""Not far."""\n\n\ndef near() -> int:\n    return 1  # one\n')
+    assert age_of(origin, project).words() == "as new as its code"
+    commit(project, shared__near='"""Not far."""\n\n\ndef near() -> int:\n    return 2\n')
+    assert len(age_of(origin, project).commits) == 2
+
+
 def test_what_runs_the_product_rests_on_all_of_it() -> None:
     assert {"services", "kernels"} < set(paths_of("python -m benchmarks.bus.pipeline"))
     assert "services" not in paths_of("python -m benchmarks.simulator.simulate")

@@ -13,8 +13,13 @@ from benchmarks.lab.samples import run_samples, window_of
 from services.predictor.boosted_fit import fit_boosted
 from shared.pictures import BLUE, GREEN, GREY, ORANGE
 
-CHOSEN, WINDOW, SEEDED, TRACE = "chosen on", "another window", "another seed", "another trace"
-STYLES: dict[str, Style] = {CHOSEN: ("o", GREY), WINDOW: ("o", BLUE), SEEDED: ("s", GREEN), TRACE: ("^", ORANGE)}
+CHOSEN_ON, ANOTHER_WINDOW, ANOTHER_SEED, ANOTHER_TRACE = "chosen on", "another window", "another seed", "another trace"
+UNSEEN_STYLES: dict[str, Style] = {
+    CHOSEN_ON: ("o", GREY),
+    ANOTHER_WINDOW: ("o", BLUE),
+    ANOTHER_SEED: ("s", GREEN),
+    ANOTHER_TRACE: ("^", ORANGE),
+}
 FITTED = replace(HYGEN, planner="boosted")  # to the steps of the run that budgets are chosen on
 
 
@@ -68,7 +73,7 @@ def unseen(
             rows.append(run.cells(metric, found, tolerance))
         shares.append(_shares(metric, found, runs, tolerance))
     caption = f"Budgets for {tolerance:.0%} of interference, found on the first run. {lab.where([setting])}."
-    curves = Curves("run", STYLES, bounds={"SLO": lambda x: 1 + tolerance}, from_zero=False)
+    curves = Curves("run", UNSEEN_STYLES, bounds={"SLO": lambda x: 1 + tolerance}, from_zero=False)
     tables = [Table(caption, shares), Table("Each run.", rows)]
     return Result(tables, draw(curves.panels(points), 2.8, "run"))
 
@@ -77,13 +82,13 @@ def _places(
     lab: TraceLab, setting: Setting, other_trace: Setting, num_windows: int, num_seeds: int
 ) -> Iterator[tuple[str, str, Bench]]:
     """The run that budgets are chosen on comes first."""
-    yield CHOSEN, CHOSEN, lab.bench(setting)
+    yield CHOSEN_ON, CHOSEN_ON, lab.bench(setting)
     for number in range(1, num_windows + 1):
         start_s = number * lab.options.duration
-        yield WINDOW, f"{start_s:g} s later", lab.bench(replace(setting, start_s=start_s))
+        yield ANOTHER_WINDOW, f"{start_s:g} s later", lab.bench(replace(setting, start_s=start_s))
     for number in range(1, num_seeds + 1):
-        yield SEEDED, f"seed {SEED + number}", lab.bench(replace(setting, seed=SEED + number))
-    yield TRACE, TRACE, lab.bench(other_trace)
+        yield ANOTHER_SEED, f"seed {SEED + number}", lab.bench(replace(setting, seed=SEED + number))
+    yield ANOTHER_TRACE, ANOTHER_TRACE, lab.bench(other_trace)
 
 
 def _run(kind: str, name: str, bench: Bench, metric: Metric, found: Found) -> Unseen:
@@ -94,8 +99,8 @@ def _run(kind: str, name: str, bench: Bench, metric: Metric, found: Found) -> Un
 def _shares(metric: Metric, found: Found, runs: Sequence[Unseen], tolerance: float) -> Row:
     """How often the SLO was kept, where it was not chosen."""
     first, *others = runs
-    cells = {"metric": metric.label, "budget ms": found.text, CHOSEN: f"{first.ratio:.3f}x"}
-    for kind in (WINDOW, SEEDED, TRACE):
+    cells = {"metric": metric.label, "budget ms": found.text, CHOSEN_ON: f"{first.ratio:.3f}x"}
+    for kind in (ANOTHER_WINDOW, ANOTHER_SEED, ANOTHER_TRACE):
         own = [run for run in others if run.kind == kind]
         cells[f"{kind}: kept"] = f"{sum(run.keeps(tolerance) for run in own)} of {len(own)}"
         cells[f"{kind}: worst"] = f"{max(run.ratio for run in own):.3f}x"

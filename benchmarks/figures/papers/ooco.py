@@ -3,7 +3,7 @@
 from functools import partial
 
 from benchmarks.figures.kinds.interruptions import interruptions
-from benchmarks.figures.kinds.most_offline import by_tpot_slo, most_offline
+from benchmarks.figures.kinds.most_offline import by_tpot_slo, most_elsewhere, most_offline
 from benchmarks.figures.kinds.rooflines import rooflines
 from benchmarks.figures.pools_lab import Case, Dataset, PoolsLab, PoolsOptions, PoolSystem, Served
 from benchmarks.harness.page import Figure, Page, Paper, Result
@@ -64,6 +64,7 @@ COLOURS = (GREY, ORANGE, BLUE, SKY, GREEN, PINK)
 BY_TPOT = (PRIORITY, OURS, UNSTOPPED, "mixed, hygen")
 TPOTS_MS = (35.0, 40.0, 50.0, 60.0, 100.0)
 CHUNKS = (512, 2048, 8192, 32768)
+NUM_SEEDS = 5  # that no rate is searched with
 
 LENGTHS = (16, 64, 128, 256, 512, 1024, 4096, 16384)  # of figure 3's prompts
 COUNTS = (1, 16, 64, 128, 256, 512, 1024)  # of its decodes
@@ -91,6 +92,11 @@ FIGURES = {
         partial(_most, SMALL), "The most offline work beside online work that keeps its SLO: Qwen2.5-7B."
     ),
     "fig6-72b": Figure(partial(_most, LARGE), "The same with Qwen2.5-72B, on four GPUs."),
+    "unseen": Figure(
+        lambda lab: most_elsewhere(lab, [Case(SMALL, dataset) for dataset in DATASETS], SYSTEMS, NUM_SEEDS),
+        "Not in the paper: those rates where they were not searched, other seeds and another trace.",
+        ("online", "other_online"),
+    ),
     "tpot": Figure(
         lambda lab: by_tpot_slo(
             lab, Case(LARGE, OOC), {name: SYSTEMS[name] for name in BY_TPOT}, (ORANGE, BLUE, SKY, GREEN), TPOTS_MS
