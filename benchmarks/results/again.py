@@ -5,7 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,15 +68,36 @@ def _command(first: str, places: Sequence[Place]) -> str:
 def run(job: Job, data: Path) -> str | None:
     """Why it failed, in the last lines that it said; None where it did not. Interrupted, it interrupts the command, and
     raises KeyboardInterrupt when that has ended."""
-    with subprocess.Popen(
-        job.words(data), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    with (
+        _interrupts_held_back() as let_go,
+        subprocess.Popen(
+            job.words(data), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process,
+    ):
         try:
+            let_go()
             _, errors = process.communicate()
         except KeyboardInterrupt:
             _interrupt(process)
             raise
     return "\n".join(errors.splitlines()[-TAIL_LINES:]) if process.returncode else None
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[Callable[[], None]]:
+    """Until what is yielded is called: a process is not left alone that is being begun when Ctrl-C comes."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+
+    def let_go() -> None:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            raise KeyboardInterrupt
+
+    try:
+        yield let_go
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _interrupt(process: subprocess.Popen[str]) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -215,9 +216,11 @@ def test_a_command_keeps_its_table_anew_and_an_interrupt_leaves_it(tmp_path: Pat
     assert len(kept.told) == 8 and kept.markdown() in (docs / "page.md").read_text()
 
     keep(docs, place, made_by(f"{command} 1000000000"))
-    with subprocess.Popen(again, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr and "1/1 page/table: python -m" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == EXIT_INTERRUPTED and errors.endswith("stopped; done and written: nothing\n")
+    for _ in range(3):  # at other moments of the command's beginning
+        with subprocess.Popen(again, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr and "1/1 page/table: python -m" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        assert process.returncode == EXIT_INTERRUPTED and errors.endswith("stopped; done and written: nothing\n")
+        assert not [each.cmdline() for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(tmp_path)]
     assert all_kept(docs)[place].told == [ROW]
