@@ -14,10 +14,9 @@ from benchmarks.harness.page import EXIT_INTERRUPTED, figure_progress
 from benchmarks.vllm.comparison import Comparison
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
-from benchmarks.vllm.servers import SYSTEMS
+from benchmarks.vllm.servers import SYSTEMS, system_named
 from benchmarks.vllm.workload import Setting, Workload
 from loadgen.cli import errors_as_lines, is_shown
-from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
 from loadgen.stopping import run_until_signalled
 from shared.process.file_limit import raise_file_limit
@@ -35,7 +34,10 @@ def side_by_side(
     setting: Setting,
     system: Annotated[
         list[str] | None,
-        typer.Option(help=f"Repeatable, in this order: {', '.join(SYSTEMS)}. Default: {' '.join(DEFAULT_SYSTEMS)}."),
+        typer.Option(
+            help=f"Repeatable: {', '.join(SYSTEMS)}; of vLLM also NAME:TOKENSxREQUESTS, with steps of other sizes, as "
+            f"vllm-priority:128x16. Default: {' '.join(DEFAULT_SYSTEMS)}."
+        ),
     ] = None,
     load: Annotated[
         list[float] | None,
@@ -69,15 +71,14 @@ def side_by_side(
     origin = origin_now(setting.seed)
     with errors_as_lines(console):
         names = list(dict.fromkeys(system or DEFAULT_SYSTEMS))
-        if unknown := [name for name in names if name not in SYSTEMS]:
-            raise WorkloadError(f"unknown system {unknown[0]!r}; known: {', '.join(SYSTEMS)}")
+        systems = list(map(system_named, names))
         shares = sorted({percent / 100 for percent in load or DEFAULT_LOADS})
         store = RunStore(work, setting, resume)
         raise_file_limit()
         with figure_progress(console, is_shown(progress), len(shares)) as shown:
             comparison = Comparison(
                 Workload(setting, model_folder(setting.model)),
-                [SYSTEMS[name] for name in names],
+                systems,
                 shares,
                 store,
                 shown,

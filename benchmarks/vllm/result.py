@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import cycle
 from statistics import median
 
 from matplotlib.figure import Figure
@@ -12,14 +13,15 @@ from benchmarks.harness.page import Page, Result
 from benchmarks.vllm.comparison import Cell, CoRun
 from benchmarks.vllm.workload import Setting
 from loadgen.report.metrics import harvest, interference
-from loadgen.report.report import Summary
+from loadgen.report.report import OnlineReport, Summary
 from loadgen.report.slo import Slo, parse_slo
-from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED
+from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, YELLOW
 
 PAGE = Page("vllm_side_by_side", "Side by side with vLLM")
 NAME = "side-by-side"
 VLLM = ("vllm-priority", "vllm-plain")
 COLOURS = {"vllm-priority": ORANGE, "vllm-plain": PINK, "slackwater-vllm": BLUE, "slackwater-torch": GREEN}
+OTHER_COLOURS = (SKY, YELLOW, GREY)  # of vLLM with steps of other sizes
 BEST = "the best that kept the SLOs"
 RATIOS = "of online only: TTFT mean / p99, TBT mean / p99"
 
@@ -33,7 +35,7 @@ def result_of(cells: Sequence[Cell], setting: Setting) -> Result:
         f"the mean of its runs. {setting.describe()}. Offline tokens are prompt and output."
     )
     tables = [
-        Table(caption, [_best(cell, _vllm(cells, cell.share)) for cell in ordered]),
+        Table(caption, [_best(cell, _first_of(ordered, cell.share), _vllm(cells, cell.share)) for cell in ordered]),
         Table(
             "Each kind of work alone: of several runs the mean; TBT means, and ratios to the first system's run of the "
             "same turn: the median, the least and the most.",
@@ -44,8 +46,9 @@ def result_of(cells: Sequence[Cell], setting: Setting) -> Result:
     return Result(tables, picture_of(ordered, setting.slos))
 
 
-def _best(cell: Cell, vllm: float) -> Row:
-    """Where no run kept the SLOs there was no offline work. ``vllm``: offline tokens/s of its best under the load."""
+def _best(cell: Cell, first: Cell, vllm: float) -> Row:
+    """Where no run kept the SLOs there was no offline work. ``first``: whose online work alone is another measure;
+    ``vllm``: offline tokens/s of its best under the load."""
     run = cell.best
     offline = run.trial.offline_tokens_per_s if run else 0.0
     return {
@@ -53,9 +56,11 @@ def _best(cell: Cell, vllm: float) -> Row:
         "best setting": _setting(cell, run) if run else "none kept them",
         "TTFT ms mean / p99": _pair(run.online.ttft_ms) if run else "",
         "TBT ms mean / p99": _pair(run.online.tbt_ms) if run else "",
-        RATIOS: _ratios(run) if run else "",
+        RATIOS: _ratios(run.online, run.alone) if run else "",
+        f"of {first.system}, online only": _ratios(run.online, first.alone) if run else "",
         **_offline(run),
         "harvest": _harvest(cell, run) if run else "0",
+        "beside online work, at least": f"{_co_batched(cell, run):.1f}" if run else "0",
         "times vLLM's best": f"{offline / vllm:.2f}" if vllm else "-",
     }
 
@@ -84,7 +89,11 @@ def _first_of(cells: Sequence[Cell], share: float) -> Cell:
 
 
 def _run(cell: Cell, run: CoRun) -> Row:
-    reached = {"setting": _setting(cell, run), RATIOS: _ratios(run), "SLOs": ("broken", "kept")[run.trial.met]}
+    reached = {
+        "setting": _setting(cell, run),
+        RATIOS: _ratios(run.online, run.alone),
+        "SLOs": ("broken", "kept")[run.trial.met],
+    }
     return {**_load(cell), **reached, **_offline(run)}
 
 
@@ -103,15 +112,21 @@ def _setting(cell: Cell, run: CoRun) -> str:
     return f"{cell.knob}: {run.value:g}" if run.value is not None else "as it comes"
 
 
-def _ratios(run: CoRun) -> str:
+def _ratios(online: OnlineReport, alone: OnlineReport) -> str:
     """Mean and p99 of TTFT, then of TBT."""
-    ratios = interference(run.online, run.alone)
+    ratios = interference(online, alone)
     return ", ".join(f"{each.mean or 0:.2f} / {each.p99 or 0:.2f}" for each in (ratios.ttft_ms, ratios.tbt_ms))
 
 
 def _harvest(cell: Cell, run: CoRun) -> str:
     harvested = harvest(run.offline, cell.offline_alone, 1 - (cell.alone.under_way_share or 0.0))
     return "-" if harvested is None else f"{harvested:.2f}"
+
+
+def _co_batched(cell: Cell, run: CoRun) -> float:
+    """Offline tokens/s beyond what the time without online work has room for: those that came beside it."""
+    idle_share = 1 - (cell.alone.under_way_share or 0.0)
+    return max(0.0, run.trial.offline_tokens_per_s - idle_share * (cell.offline_alone.total_tokens_per_s or 0.0))
 
 
 def _spread(values: Sequence[float], form: str = "{:.2f}") -> str:
@@ -122,7 +137,7 @@ def _spread(values: Sequence[float], form: str = "{:.2f}") -> str:
 
 
 def _vllm(cells: Sequence[Cell], share: float) -> float:
-    rivals = [cell.best for cell in cells if cell.share == share and cell.system in VLLM]
+    rivals = [cell.best for cell in cells if cell.share == share and cell.system.partition(":")[0] in VLLM]
     return max((run.trial.offline_tokens_per_s for run in rivals if run), default=0.0)
 
 
@@ -132,7 +147,10 @@ def _pair(summary: Summary | None) -> str:
 
 def picture_of(cells: Sequence[Cell], exprs: Sequence[str]) -> Figure:
     """A row for each SLO, a column for each load, a line for each system with a point for each run."""
-    styles = {BEST: ("D", RED), **{cell.system: (".-", COLOURS.get(cell.system, GREY)) for cell in cells}}
+    names = list(dict.fromkeys(cell.system for cell in cells))
+    others = dict(zip((name for name in names if name not in COLOURS), cycle(OTHER_COLOURS)))
+    colours = COLOURS | others
+    styles = {BEST: ("D", RED), **{name: (".-", colours[name]) for name in names}}
     panels: list[list[Panel]] = []
     for slo in map(parse_slo, exprs):
         bounds = {"SLO": lambda _, limit=slo.limit: limit} if slo.relative else {}

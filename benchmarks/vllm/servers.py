@@ -1,14 +1,16 @@
 """The servers that are compared: each started for its runs, turned by its knobs, and ended."""
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.local_stack import local_stack, python_command, running
 from benchmarks.harness.stack import answers
 from benchmarks.vllm.workload import Setting
+from loadgen.errors import WorkloadError
 from services.local.stack.machine import free_port
 from services.local.stack.processes.process import Command
 
@@ -37,10 +39,12 @@ class Server:
 @dataclass(frozen=True, slots=True)
 class Vllm:
     """vLLM's own API server. ``policy``: its scheduling policy; with "priority" offline requests come after online
-    ones. Its knob is turned at the client: how many offline requests are sent at a time."""
+    ones. ``sizes``: tokens and requests of a step, where they are not the setting's. Its knob is turned at the client:
+    how many offline requests are sent at a time."""
 
     name: str
     policy: str
+    sizes: tuple[int, int] | None = None
     knob: Knob | None = Knob("offline requests at a time", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 2, 1024)
 
     @asynccontextmanager
@@ -48,6 +52,7 @@ class Vllm:
         """Logs and data go into ``folder``. Raises ServerError where it does not start."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
+        num_tokens, num_seqs = self.sizes or (setting.max_num_batched_tokens, setting.max_num_seqs)
         options = {
             "model": model_path,
             "served-model-name": setting.model,
@@ -56,8 +61,8 @@ class Vllm:
             "dtype": "float32",
             "scheduling-policy": self.policy,
             "max-model-len": setting.max_model_len,
-            "max-num-seqs": setting.max_num_seqs,
-            "max-num-batched-tokens": setting.max_num_batched_tokens,
+            "max-num-seqs": num_seqs,
+            "max-num-batched-tokens": num_tokens,
             "block-size": VLLM_BLOCK_TOKENS,
             "num-gpu-blocks-override": setting.kv_tokens // VLLM_BLOCK_TOKENS,
         }
@@ -106,3 +111,18 @@ System = Vllm | Slackwater
 PRIORITY, PLAIN = Vllm("vllm-priority", "priority"), Vllm("vllm-plain", "fcfs")
 ON_VLLM, ON_TORCH = Slackwater("slackwater-vllm", "vllm"), Slackwater("slackwater-torch", "torch")
 SYSTEMS: Mapping[str, System] = {system.name: system for system in (PRIORITY, PLAIN, ON_VLLM, ON_TORCH)}
+
+
+def system_named(text: str) -> System:
+    """NAME, or of vLLM ``NAME:TOKENSxREQUESTS`` with steps of other sizes. Raises WorkloadError for another."""
+    name, _, sizes = text.partition(":")
+    if (system := SYSTEMS.get(name)) is None:
+        raise WorkloadError(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}")
+    if not sizes:
+        return system
+    numbers = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", sizes)
+    if numbers is None or not isinstance(system, Vllm):
+        raise WorkloadError(
+            f"{text!r}: of vLLM NAME:TOKENSxREQUESTS has steps of other sizes, as {PRIORITY.name}:256x16"
+        )
+    return replace(system, name=text, sizes=(int(numbers[1]), int(numbers[2])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from benchmarks.vllm.comparison import Comparison, mean_of
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
-from benchmarks.vllm.servers import SYSTEMS, Knob
+from benchmarks.vllm.servers import SYSTEMS, Knob, Vllm, system_named
 from benchmarks.vllm.workload import Setting, Workload
 from loadgen.errors import WorkloadError
 from loadgen.report.report import OnlineReport, Summary
@@ -231,11 +232,31 @@ async def test_tables_and_picture(
     assert [row["times vLLM's best"] for row in rows] == ["1.00", "2.00", "0.00"]
     assert rows[2]["best setting"] == "none kept them" and rows[2]["offline tokens/s"] == "0"
     assert rows[1]["offline tokens/s"] == f"{twice.trial.offline_tokens_per_s:.1f}"
+    assert rows[1]["of vllm-priority, online only"] == rows[0]["of vllm-priority, online only"] != ""
+    idle = (1 - (cell.alone.under_way_share or 0)) * (cell.offline_alone.total_tokens_per_s or 0)
+    beside = max(0.0, twice.trial.offline_tokens_per_s - idle)
+    assert rows[1]["beside online work, at least"] == f"{beside:.1f}"
+    smaller_steps = replace(ours, system="vllm-priority:128x16")
+    both = result_of([cell, smaller_steps], setting).tables[0].rows
+    assert [row["times vLLM's best"] for row in both] == ["0.50", "1.00"]
     PAGE.write(tmp_path, NAME, result, origin_now())
     page = (tmp_path / PAGE.file).read_text()
     assert page.count(str(origin_now().date)) == 1 and "smollm2-135m-instruct" in page
     with Image.open(tmp_path / PAGE.images / f"{NAME}.png") as picture:
         assert picture.width == 800
+
+
+def test_vllm_may_have_steps_of_other_sizes() -> None:
+    assert system_named("vllm-plain") is SYSTEMS["vllm-plain"]
+    smaller = system_named("vllm-plain:128x16")
+    assert isinstance(smaller, Vllm) and smaller.sizes == (128, 16)
+    assert (smaller.name, smaller.policy, smaller.knob) == ("vllm-plain:128x16", "fcfs", SYSTEMS["vllm-plain"].knob)
+
+
+@pytest.mark.parametrize("text", ["vllm-plain:128", "vllm-plain:0x4", "vllm-plain:1x1x1", "slackwater-torch:8x8"])
+def test_steps_of_sizes_that_are_none_are_named(text: str) -> None:
+    with pytest.raises(WorkloadError, match=re.escape(repr(text))):
+        system_named(text)
 
 
 def test_an_unknown_system_is_named(trace_file: Path, prompt_file: Path, tmp_path: Path) -> None:
@@ -248,7 +269,16 @@ def test_an_unknown_system_is_named(trace_file: Path, prompt_file: Path, tmp_pat
 def test_vllm_and_slackwater_side_by_side(trace_file: Path, prompt_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     arguments = ["--online", str(trace_file), "--offline", str(prompt_file), "--start", "0"]
-    arguments += ["--system", "vllm-priority", "--system", "slackwater-torch", "--load", "50", "--length-scale", "1"]
+    arguments += [
+        "--system",
+        "vllm-priority:64x4",
+        "--system",
+        "slackwater-torch",
+        "--load",
+        "50",
+        "--length-scale",
+        "1",
+    ]
     arguments += ["--window", "3", "--warm-up", "1", "--max-runs", "1", "--offline-max-tokens", "8", "--no-progress"]
     arguments += ["--slo", "tbt_mean<=100x", "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
@@ -256,5 +286,5 @@ def test_vllm_and_slackwater_side_by_side(trace_file: Path, prompt_file: Path, t
     page = (tmp_path / PAGE.file).read_text()
     assert result.stdout.strip() in page
     rows = [line for line in page.splitlines() if line.startswith("| 50% |")]
-    assert len(rows) == 6 and not any("none kept them" in row for row in rows)
+    assert len(rows) == 6 and "vllm-priority:64x4" in page and not any("none kept them" in row for row in rows)
     assert "offline requests at a time: 2" in page and "as it comes" in page
