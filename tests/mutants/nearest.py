@@ -39,8 +39,16 @@ TESTS = {
         f"{REPLICA}/test_bidirectional_replica.py",
         f"{REPLICA}/test_look_ahead.py",
     ),
-    "shared/replica/replica.py": (f"{REPLICA}/test_replica.py", f"{REPLICA}/test_kv_allocation.py"),
-    "shared/replica/scheduler.py": (f"{REPLICA}/test_scheduler.py",),
+    "shared/replica/foresight.py": (f"{REPLICA}/test_foresight.py",),
+    "shared/replica/replica.py": (
+        f"{REPLICA}/test_replica.py",
+        f"{REPLICA}/test_kv_allocation.py",
+        f"{REPLICA}/test_look_ahead.py",
+        f"{REPLICA}/test_handover.py",
+        f"{REPLICA}/test_embeddings.py",
+        f"{REPLICA}/test_foresight.py",
+    ),
+    "shared/replica/scheduler.py": (f"{REPLICA}/test_scheduler.py", f"{REPLICA}/test_readers.py"),
     "shared/simulation": ("tests/shared/simulation",),
 }
 
