@@ -48,7 +48,12 @@ TESTS = {
         f"{REPLICA}/test_embeddings.py",
         f"{REPLICA}/test_foresight.py",
     ),
-    "shared/replica/scheduler.py": (f"{REPLICA}/test_scheduler.py", f"{REPLICA}/test_readers.py"),
+    "shared/replica/scheduler.py": (
+        f"{REPLICA}/test_scheduler.py",
+        f"{REPLICA}/test_scheduler_words.py",
+        f"{REPLICA}/test_readers.py",
+    ),
+    "shared/replica/handover.py": (f"{REPLICA}/test_handover.py", f"{REPLICA}/test_prompt_scores.py"),
     "shared/simulation": ("tests/shared/simulation",),
 }
 

@@ -199,6 +199,22 @@ def test_a_held_request_does_not_run_and_keeps_its_blocks(tokenizer: Tokenizer) 
     assert [each.request.request_id for each in giver.replica.handovers.collect()] == ["a"]
 
 
+def test_of_who_has_left_nothing_is_remembered(tokenizer: Tokenizer) -> None:
+    """That it was asked for, or that nobody took it: who comes by the same id is another."""
+    giver = make_rig(tokenizer)
+    held_at(giver, request_of("a", Kind.ONLINE))
+    giver.replica.handovers.release("a")
+    giver.replica.abort(["a"])
+    (carried,) = held_at(giver, request_of("a", Kind.ONLINE, first=700))
+    assert carried.request.prompt_token_ids[0] == 700
+    giver.replica.handovers.gave("a")
+    giver.replica.handovers.pushes = ()
+    giver.replica.submit(request_of("b", Kind.ONLINE))
+    giver.replica.handovers.ask(["b"])
+    giver.replica.abort(["b"])
+    assert not giver.replica.handovers.is_giving
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_prompt_with_a_token_left_stays_until_its_first_token(tokenizer: Tokenizer, kind: Kind) -> None:
     """It looks like a decode: one token over KV that is there."""
