@@ -185,8 +185,8 @@ def test_each_token_and_all_scores_are_told_once(num_logprobs: int | None, gains
     for each in told:
         expected = None if num_logprobs is None else [logprobs_of(token) for token in each.token_ids]
         assert each.logprobs == expected and (each.request_id, each.num_cached_tokens) == ("a", 2)
-    scores = [each.prompt_scores for each in told if each.prompt_scores is not None]
-    assert scores == ([bytes(16)] if num_scored >= 2 else [])
+    scores = bytes(16) if num_scored >= 2 else None
+    assert [each.prompt_scores for each in told] == [scores, *[None] * len(gains)], "with the first message"
     assert [(each.finish_reason, each.error, each.embedding) for each in told] == [
         *[(None, "", None)] * len(gains),
         (FinishReason.ERROR, "why", b"embedding"),
