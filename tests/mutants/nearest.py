@@ -64,9 +64,9 @@ TESTS = {
     "shared/replica/prompt_demand.py": (f"{REPLICA}/test_prompt_demand.py",),
     "shared/replica/prompt_hashes.py": (f"{REPLICA}/test_prompt_hashes.py", f"{REPLICA}/test_adapters.py"),
     "shared/replica/step_planner.py": (f"{REPLICA}/test_step_planner.py", f"{REPLICA}/test_readers.py"),
-    "shared/replica/told_readers.py": (f"{REPLICA}/test_readers.py",),
+    "shared/replica/told_readers.py": (f"{REPLICA}/test_told_readers.py", f"{REPLICA}/test_readers.py"),
     "shared/replica/block_readers.py": (f"{REPLICA}/test_readers.py",),
-    "shared/replica/ahead.py": (f"{REPLICA}/test_look_ahead.py",),
+    "shared/replica/ahead.py": (f"{REPLICA}/test_ahead.py", f"{REPLICA}/test_look_ahead.py"),
     "shared/replica/handover.py": (f"{REPLICA}/test_handover.py", f"{REPLICA}/test_prompt_scores.py"),
     "shared/simulation": ("tests/shared/simulation",),
 }
