@@ -162,13 +162,13 @@ def test_a_failed_step_leaves_no_garbage_in_those_behind_it(seed: int) -> None:
     """Two are in flight, and the second may stand on what the first was to copy."""
     rng = random.Random(seed)
     requests = [
-        make_request(f"{n}", rng.randint(1, 120), rng.randint(1, 30), rng.choice(list(Kind))) for n in range(20)
+        make_request(f"{n}", rng.randint(1, 120), rng.randint(1, 60), rng.choice(list(Kind))) for n in range(30)
     ]
-    replica, engine = make_replica(24, 300, fail=0.05, seed=seed, pipeline_depth=2)
+    replica, engine = make_replica(14, 300, fail=0.02, seed=seed, pipeline_depth=2)
     results: Results = {}
     waiting, launched = list(requests), deque[StepBatch]()
     while waiting or replica.has_work:
-        if waiting and rng.random() < 0.3:
+        if waiting and rng.random() < 0.5:
             replica.submit(waiting.pop())
         batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
         if batch.sequences:

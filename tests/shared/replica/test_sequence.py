@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -53,6 +53,7 @@ def naive(prompt: list[int], sampling: SamplingParams, tokens: list[int]) -> tup
     return tokens, None
 
 
+@settings(max_examples=60)
 @given(prompt=prompts, sampling=samplings, tokens=some_tokens, data=st.data())
 def test_it_ends_where_its_tokens_say_here_and_where_it_is_resumed(
     prompt: list[int], sampling: SamplingParams, tokens: list[int], data: st.DataObject
@@ -90,6 +91,7 @@ def test_the_name_of_a_special_token_stops_where_it_is_shown(tokenizer: Tokenize
     assert LiveSequence.admit(request_of([5], sampling), SPEC, None).append(EOS, SPEC) is None
 
 
+@settings(max_examples=30)
 @given(
     prompt=prompts, output=some_tokens, more=some_tokens, block_size=st.integers(1, 4), adapter=st.sampled_from("ab")
 )
@@ -108,6 +110,7 @@ def test_its_full_blocks_are_those_of_all_its_tokens(
             assert sequence.block_hashes(block_size) == expected
 
 
+@settings(max_examples=40)
 @given(prompt=prompts, block_size=st.integers(1, 4), steps=st.lists(st.integers(1, 4)))
 def test_each_token_of_a_prompt_but_the_first_is_scored_once(
     prompt: list[int], block_size: int, steps: list[int]
@@ -162,6 +165,7 @@ def test_what_is_asked_of_no_other_choice_is_over_with_the_first() -> None:
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 0])
+@settings(max_examples=40)
 @given(gains=st.lists(st.integers(0, 3), max_size=5), num_scored=st.integers(0, 3))
 def test_each_token_and_all_scores_are_told_once(num_logprobs: int | None, gains: list[int], num_scored: int) -> None:
     """In as many messages as it gained tokens in, and the last."""
@@ -223,6 +227,7 @@ def test_output_of_another_vocabulary_is_trusted_where_that_is_said() -> None:
         assert f"token {beyond} is beyond" in odd.why_never_run(SPEC, trusts_output=True)
 
 
+@settings(max_examples=60)
 @given(num_prompt_tokens=st.integers(1, 6), known=st.integers(0, 3), puts=st.lists(st.integers(1, 3)))
 def test_scores_of_a_prompt_are_complete_once_each_token_has_one(
     num_prompt_tokens: int, known: int, puts: list[int]
