@@ -1,6 +1,7 @@
 """A replica whose requests share blocks: each output is that of its request alone, whatever was paused or dropped."""
 
 import random
+from collections import deque
 
 import pytest
 
@@ -12,6 +13,7 @@ from shared.protocol.measurements import MeasureShape, PrefillChunk
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan
+from shared.replica.engine import StepBatch
 from shared.replica.replica import Replica
 from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
@@ -32,11 +34,13 @@ def make_replica(
     fail: float = 0.0,
     seed: int = 0,
     swap_ms_per_slot: float = 0.0,
+    pipeline_depth: int = 1,
 ) -> tuple[Replica, SlotEngine]:
     spec = EngineSpec(
         *("m", "sim", "none", "float16", 512, 49152, 16, num_blocks, (2,)),
         num_host_slots=num_host_slots,
         is_interruptible=True,
+        pipeline_depth=pipeline_depth,
     )
     limits = Limits(16, num_blocks, tokens, 32, swap_ms_per_slot)
     replica = Replica(limits, spec, None, strategy=Strategy(kv_sharing="bidirectional"))
@@ -151,6 +155,34 @@ def test_failed_steps_leave_no_garbage_in_any_output(seed: int, swap_ms_per_slot
         key: undisturbed[key] for key in results if key not in errors
     }
     assert replica.pool.num_free == 24
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_failed_step_leaves_no_garbage_in_those_behind_it(seed: int) -> None:
+    """Two are in flight, and the second may stand on what the first was to copy."""
+    rng = random.Random(seed)
+    requests = [
+        make_request(f"{n}", rng.randint(1, 120), rng.randint(1, 60), rng.choice(list(Kind))) for n in range(30)
+    ]
+    replica, engine = make_replica(14, 300, fail=0.02, seed=seed, pipeline_depth=2)
+    results: Results = {}
+    waiting, launched = list(requests), deque[StepBatch]()
+    while waiting or replica.has_work:
+        if waiting and rng.random() < 0.5:
+            replica.submit(waiting.pop())
+        batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
+        if batch.sequences:
+            launched.append(batch)
+        if launched and (len(launched) == 2 or not batch.sequences):
+            try:
+                replica.finish(engine.execute(launched.popleft()))
+            except EngineError as error:
+                replica.fail(str(error))
+        replica.pool.check_integrity()
+        collect(replica, results)
+    ended = {key: each for key, each in results.items() if each[1] is not FinishReason.ERROR}
+    assert ended == {key: each for key, each in alone(requests).items() if key in ended} and len(ended) > 10
+    assert min(replica.totals.pauses, replica.totals.checkpointed_slots) > 0
 
 
 def test_an_online_request_takes_blocks_and_their_owner_goes_on_afterwards_without_recomputing() -> None:

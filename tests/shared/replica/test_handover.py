@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -199,6 +200,22 @@ def test_a_held_request_does_not_run_and_keeps_its_blocks(tokenizer: Tokenizer) 
     assert [each.request.request_id for each in giver.replica.handovers.collect()] == ["a"]
 
 
+def test_of_who_has_left_nothing_is_remembered(tokenizer: Tokenizer) -> None:
+    """That it was asked for, or that nobody took it: who comes by the same id is another."""
+    giver = make_rig(tokenizer)
+    held_at(giver, request_of("a", Kind.ONLINE))
+    giver.replica.handovers.release("a")
+    giver.replica.abort(["a"])
+    (carried,) = held_at(giver, request_of("a", Kind.ONLINE, first=700))
+    assert carried.request.prompt_token_ids[0] == 700
+    giver.replica.handovers.gave("a")
+    giver.replica.handovers.pushes = ()
+    giver.replica.submit(request_of("b", Kind.ONLINE))
+    giver.replica.handovers.ask(["b"])
+    giver.replica.abort(["b"])
+    assert not giver.replica.handovers.is_giving
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_prompt_with_a_token_left_stays_until_its_first_token(tokenizer: Tokenizer, kind: Kind) -> None:
     """It looks like a decode: one token over KV that is there."""
@@ -228,6 +245,65 @@ def test_what_is_aborted_while_it_is_held_ends_when_that_is_over(tokenizer: Toke
         assert giver.replica.pool.num_free == 40 and not giver.replica.has_work
         reasons = [each.finish_reason for each in giver.replica.take_ended()]
         assert reasons == ([] if is_taken else [FinishReason.ABORT])
+
+
+def test_who_is_in_a_step_is_held_after_it_and_who_is_not_here_not_at_all(tokenizer: Tokenizer) -> None:
+    giver = make_rig(tokenizer)
+    giver.replica.submit(request_of("a", Kind.ONLINE))
+    giver.begin()
+    giver.finish()
+    giver.begin()
+    giver.replica.handovers.ask(["a", "nobody"])
+    assert giver.replica.handovers.collect() == [] and giver.replica.handovers.is_giving
+    giver.finish()
+    assert [each.request.request_id for each in giver.replica.handovers.collect()] == ["a"]
+    assert not giver.replica.handovers.is_giving
+    giver.replica.handovers.gave("nobody")
+    giver.replica.handovers.release("nobody")
+    assert giver.replica.totals.handed_over == 0
+
+
+def test_with_a_request_goes_all_that_it_has_gained(tokenizer: Tokenizer) -> None:
+    """The choices before, and what nobody was told of yet. So where it moves on, it is carried as it was."""
+    rigs = [make_rig(tokenizer) for _ in range(3)]
+    request = request_of("a", Kind.OFFLINE, n=3, max_tokens=4, logprobs=1)
+    rigs[0].replica.submit(request)
+    for _ in range(7):
+        assert rigs[0].begin()
+        rigs[0].finish()
+    seen = []
+    for giver, taker in pairwise(rigs):
+        giver.replica.handovers.ask(["a"])
+        (carried,) = giver.replica.handovers.collect()
+        seen.append(replace(carried, block_ids=[]))
+        reserved = taker.replica.handovers.reserve(carried)
+        assert isinstance(reserved, Reserved)
+        for theirs, own in reserved.pairs:
+            for offset in range(SPEC.block_size):
+                slot = giver.engine.slots.get(theirs * SPEC.block_size + offset)
+                if slot is not None:
+                    taker.engine.slots[own * SPEC.block_size + offset] = slot
+        assert taker.replica.handovers.take("a").request_id == "a"
+        giver.replica.handovers.gave("a")
+    assert seen[0] == seen[1] and len(seen[0].ended_choices) == 1
+    assert len(seen[0].unpublished) == len(seen[0].logprobs) == len(seen[0].request.output_token_ids) > 0
+    rigs[2].drain()
+    assert rigs[2].outcomes == alone(tokenizer, [request])
+
+
+def test_output_of_no_vocabulary_is_taken_as_it_is(tokenizer: Tokenizer) -> None:
+    """In a simulation nobody looks it up."""
+    giver, taker = make_rig(tokenizer), make_rig(tokenizer)
+    (carried,) = held_at(giver, request_of("a", Kind.ONLINE))
+    odd = replace(carried, request=replace(carried.request, output_token_ids=[10**6]))
+    assert isinstance(taker.replica.handovers.reserve(odd), Reserved)
+
+
+def test_what_fills_its_blocks_to_the_last_token_is_taken(tokenizer: Tokenizer) -> None:
+    giver, taker = make_rig(tokenizer), make_rig(tokenizer)
+    (carried,) = held_at(giver, request_of("a", Kind.ONLINE, prompt=48))
+    assert carried.num_computed_tokens == 16 * len(carried.block_ids)
+    assert isinstance(taker.replica.handovers.reserve(carried), Reserved)
 
 
 def test_what_the_taker_has_cached_is_not_read(tokenizer: Tokenizer) -> None:

@@ -280,6 +280,23 @@ def test_the_same_id_may_come_again_before_its_blocks_are_free(tokenizer: Tokeni
     assert rig.outcomes == alone(tokenizer, [online("a")])
 
 
+def test_beside_a_step_ahead_who_is_in_no_step_ends_at_once(tokenizer: Tokenizer) -> None:
+    rig = make_rig(tokenizer)
+    rig.replica.submit(online("a", prompt=64))
+    rig.begin()
+    rig.replica.submit(online("waits", prompt=600 - 100, first=500))
+    assert rig.look_ahead() and rig.ahead is not None
+    rig.take_back()
+    rig.replica.abort(["waits"])
+    rig.replica.submit(replace(online("off", first=900), kind=Kind.OFFLINE))
+    assert rig.look_ahead(Policy(offline_enabled=False))
+    rig.replica.abort(["off", "a"])
+    rig.take_ended()
+    assert set(rig.outcomes) == {"waits", "off"}
+    rig.drain()
+    assert {reason for _, reason in rig.outcomes.values()} == {FinishReason.ABORT} and len(rig.outcomes) == 3
+
+
 def test_a_new_request_takes_the_place_of_a_step_that_has_not_begun(tokenizer: Tokenizer) -> None:
     rig = make_rig(tokenizer)
     rig.replica.submit(online("a"))
@@ -338,16 +355,47 @@ def test_some_steps_have_to_wait(tokenizer: Tokenizer, sampling: dict[str, objec
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [Strategy(kv_sharing="bidirectional"), Strategy.of("bros")],
-    ids=["paused requests", "deadlines"],
+    ("strategy", "packing"),
+    [
+        (Strategy(kv_sharing="bidirectional"), "two-phase"),
+        (Strategy.of("bros"), "deadline"),
+        (Strategy.of("echo"), "two-phase"),
+        (Strategy(packing="kv-aware"), "kv-aware"),
+    ],
+    ids=["paused requests", "deadlines", "deadlines without pauses", "by the time"],
 )
-def test_some_strategies_have_none(tokenizer: Tokenizer, strategy: Strategy) -> None:
+def test_some_strategies_have_none(tokenizer: Tokenizer, strategy: Strategy, packing: str) -> None:
     rig = Overlapped(tokenizer, random.Random(0), FollowingEngine(SPEC), strategy)
     rig.replica.submit(online("a"))
     rig.begin()
-    assert not rig.look_ahead()
+    assert not rig.look_ahead(Policy(packing=packing))
     rig.drain()
+
+
+@pytest.mark.parametrize(
+    ("takes_steps_ahead", "pipeline_depth", "expected"), [(True, 1, True), (False, 1, False), (True, 2, False)]
+)
+def test_some_engines_have_none(
+    tokenizer: Tokenizer, takes_steps_ahead: bool, pipeline_depth: int, expected: bool
+) -> None:
+    """And nobody, before a step has begun."""
+    spec = replace(SPEC, takes_steps_ahead=takes_steps_ahead, pipeline_depth=pipeline_depth)
+    replica = Replica(Limits(16, spec.num_blocks, 64, 8), spec, tokenizer)
+    replica.submit(online("a"))
+    assert not replica.look_ahead(None, ANY, MODEL)
+    assert replica.begin(replica.schedule(None, ANY, MODEL), 0).sequences
+    assert bool(replica.look_ahead(None, ANY, MODEL)) is expected
+
+
+def test_steps_ahead_make_the_pace_that_the_same_steps_make_one_after_another(tokenizer: Tokenizer) -> None:
+    paces = []
+    for looks_ahead in (False, True):
+        rig = make_rig(tokenizer)
+        rig.replica.submit(online("a", prompt=100, max_tokens=20))
+        rig.drain(looks_ahead)
+        assert bool(rig.num_ahead) is looks_ahead
+        paces.append(replace(rig.replica.pace, mean_step_ms=0.0))
+    assert paces[0] == paces[1] and paces[0].num_online_only > 20
 
 
 def test_a_plan_that_comes_after_its_step_began_leaves_its_requests(tokenizer: Tokenizer) -> None:

@@ -30,15 +30,19 @@ def test_counts_are_those_of_a_list(
     there = {f"before-{number}": prompt for number, prompt in enumerate(before)}
     demand = PromptDemand(BLOCK, [(request_id, pack_tokens(prompt)) for request_id, prompt in there.items()])
     assert demand.runs(pack_tokens(asked)) == naive_runs([], asked, 0, len(asked) // BLOCK)
-    demand.catch_up(len(there) // 2)
+    demand.catch_up(num_counted := len(there) // 2)
+    num_changes, to_come = num_counted, list(there)[num_counted:]
     for number, (is_new, prompt, which) in enumerate(done):
         if is_new or not there:
             there[str(number)] = prompt
             demand.add(str(number), pack_tokens(prompt))
+            num_changes += 1
         else:
             request_id = sorted(there)[which % len(there)]
             del there[request_id]
             demand.remove(request_id)
+            num_changes += request_id not in to_come
+        assert demand.num_changes == num_changes, "of what is counted"
         assert demand.num_requests == len(there)
     demand.catch_up(len(before))
     demand.check_integrity()

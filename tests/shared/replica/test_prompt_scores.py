@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count, pairwise, product
 
 import pytest
 from msgspec.structs import replace
@@ -228,8 +228,9 @@ def test_a_request_that_was_told_its_scores_is_not_told_again() -> None:
 
 
 def test_scores_move_with_a_request_that_nobody_was_told_of() -> None:
-    """One of a batch; that of a gateway has them already, and asks for them no more."""
-    for gateway_id in ("", "gateway"):
+    """One of a batch; that of a gateway has them already, and asks for them no more. Also where it loses its KV
+    there."""
+    for gateway_id, preempted in product(("", "gateway"), ([], ["a"])):
         giver, engine = make_replica(tokens=512)
         taker, other = make_replica(tokens=512)
         prompt = list(range(5, 45))
@@ -240,6 +241,7 @@ def test_scores_move_with_a_request_that_nobody_was_told_of() -> None:
         assert not isinstance(taker.handovers.reserve(carried), str)
         taker.handovers.take("a")
         giver.handovers.gave("a")
+        one_step(taker, other, StepPlan("executor-0", "epoch", 0, [], [], preempted, 0.0))
         outputs = [*told, *outputs_of(taker, other)]
         assert scores_by_id(iter(outputs)) == {"a": marks_of(prompt)}
         assert other.num_scored == 0
@@ -256,9 +258,10 @@ def test_a_giver_that_keeps_its_request_tells_its_scores() -> None:
     assert list(scores_by_id(outputs_of(giver, engine))) == ["a"]
 
 
-def test_an_engine_that_gives_no_scores_costs_its_request_alone() -> None:
+@pytest.mark.parametrize("tokens", [20, 30], ids=["one after the other", "in the same step"])
+def test_an_engine_that_gives_no_scores_costs_its_request_alone(tokens: int) -> None:
     spec = make_spec()
-    replica = Replica(Limits(16, 64, 20, 32), spec, None)
+    replica = Replica(Limits(16, 64, tokens, 32), spec, None)
 
     class Silent(SimEngine):
         def execute(self, batch: StepBatch) -> StepResult:

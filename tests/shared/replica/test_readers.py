@@ -2,8 +2,11 @@
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
@@ -20,7 +23,7 @@ from shared.replica.replica import Replica
 from shared.replica.scheduler import Scheduler
 from shared.replica.step_planner import StepPlanner
 from shared.replica.told_readers import MAX_LOOKED_UP
-from shared.scheduling.kv.block_hash import hash_chain
+from shared.scheduling.kv.block_hash import HASH_BYTES, hash_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.kv.eviction.task_aware import TaskAware
 from shared.scheduling.orders.offline.fair_share import FairShare
@@ -319,6 +322,80 @@ def test_what_is_read_by_who_is_held_is_not_forgotten() -> None:
     assert len(readers) == 2 * len(paths) + len(paths["0"]) - 2
     readers.follow(6.0, 0)
     assert len(readers) == 0
+
+
+class Noting(TaskAware):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[bytes, int] = {}
+
+    def count_readers(self, key: bytes, num_readers: int) -> None:
+        assert self.told.get(key, 0) != num_readers, "no news"
+        self.told[key] = num_readers
+        super().count_readers(key, num_readers)
+
+    @property
+    def wanted(self) -> dict[bytes, int]:
+        return {key: count for key, count in self.told.items() if count}
+
+
+contents = [bytes([number]) * HASH_BYTES for number in range(9)]
+paths = st.lists(st.sampled_from(contents), unique=True)
+words = st.one_of(
+    st.tuples(st.just("enter"), st.integers(0, 3), paths, st.lists(st.integers(0, 2), min_size=9, max_size=9)),
+    st.tuples(st.just("change"), st.integers(0, 3), paths, st.lists(st.integers(0, 2), min_size=9, max_size=9)),
+    st.tuples(st.just("leave"), st.integers(0, 3), st.booleans(), st.none()),
+    st.tuples(st.just("follow"), st.integers(0, 1), st.none(), st.none()),
+)
+
+
+@settings(max_examples=50)
+@given(done=st.lists(words, min_size=5))
+def test_readers_are_those_of_the_last_word_less_those_that_have_read(done: list[tuple[Any, ...]]) -> None:
+    """Where there is room to remember all of them."""
+    readers = BlockReaders(BlockPool(16, BLOCK, eviction := Noting()))
+    counts, read = dict[bytes, int](), dict[int, list[bytes]]()
+    since_s = number = 0
+    readers.follow(since_s, number)
+    for what, which, about, given_counts in done:
+        if what == "enter":
+            runs = [(end + 1, count) for end, count in enumerate(given_counts[: len(about)])]
+            readers.enter(str(which), about, runs)
+            counts |= dict(zip(about, given_counts, strict=False))
+            read[which] = about
+        elif what == "change":
+            readers.change([(b"".join(about), which)])
+            counts |= dict.fromkeys(about, which)
+        elif what == "leave":
+            readers.leave(str(which), has_read=about)
+            for key in read.pop(which, []) if about else ():
+                counts[key] = max(0, counts[key] - 1)
+            read.pop(which, None)
+        else:
+            number = 0 if which else number + 1
+            since_s += which
+            readers.follow(since_s, number)
+            if which:
+                counts, read = {}, {}
+        expected = {key: count for key, count in counts.items() if count}
+        assert eviction.wanted == expected and len(readers) == len(expected)
+    assert not readers.has_gap
+
+
+def test_what_nobody_holds_is_kept_while_it_is_little_beside_what_is_read() -> None:
+    """It is looked for once so much has come that the look costs little a count."""
+    readers = BlockReaders(BlockPool(2, BLOCK, eviction := Noting()))
+    readers.follow(0.0, 0)
+    chain = [bytes([number]) * HASH_BYTES for number in range(100)]
+    readers.enter("held", chain[:10], [(10, 2)])
+    readers.enter("aborted", chain[10:14], [(4, 2)])
+    readers.leave("aborted", has_read=False)
+    readers.enter("next", chain[14:17], [(3, 2)])
+    assert list(eviction.wanted) == chain[:17]
+    readers.enter("many", chain[17:], [(83, 2)])
+    assert list(eviction.wanted) == [*chain[:10], *chain[14:]]
 
 
 def test_late_plans_tell_too() -> None:

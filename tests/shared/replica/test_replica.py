@@ -1,6 +1,7 @@
 """A replica with the sim engine: whatever is planned, preempted or aborted, outputs are those of a request alone."""
 
 import random
+from collections import Counter
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from services.executor.engines.sim import SimEngine
 from services.executor.measure import scratch_batch
 from shared.errors import EngineError
+from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.executors import EngineSpec
 from shared.protocol.measurements import MeasureShape, PrefillChunk
@@ -323,9 +325,12 @@ def test_of_a_failed_batch_only_the_culprit_ends(tokenizer: Tokenizer, num_block
     assert engine.num_failures < len(innocents), "not one by one"
 
 
-def test_failures_that_are_not_in_a_row_end_nothing(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_failures_that_are_not_in_a_row_end_nothing(tokenizer: Tokenizer, num_requests: int) -> None:
     replica, _ = make_replica(tokenizer)
-    requests = [make_request(f"{n}", 20, 12, list(Kind)[n % 2]) for n in range(8)]
+    requests = [
+        make_request(f"{n}", 20, 12, list(Kind)[n % 2], ignore_eos=num_requests == 1) for n in range(num_requests)
+    ]
     for request in requests:
         replica.submit(request)
     results = drain_failing(replica, MomentarilyFailingEngine(replica.spec, NO_TIME, 30.0))
@@ -455,3 +460,116 @@ def test_a_plan_that_has_a_request_as_of_another_kind_has_it_run_once(tokenizer:
         entries = [ScheduledRequest("odd", other, 20) for other in Kind if other is not kind]
         schedule = replica.schedule(StepPlan("executor-0", "epoch", 0, entries, [], [], 0.0), ANY, MODEL)
         assert len(schedule.entries) == (kind is Kind.ONLINE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_totals_are_what_became_of_requests(tokenizer: Tokenizer, seed: int) -> None:
+    """Counted from outside, with few blocks and aborts."""
+    rng = random.Random(seed)
+    replica, engine = make_replica(tokenizer, num_blocks=9)
+    counted = Counter[str]()
+    for number in range(20):
+        lengths = rng.randint(1, 100), rng.randint(1, 40)
+        replica.submit(make_request(f"{seed}-{number}", *lengths, rng.choice(list(Kind)), ignore_eos=True))
+    while replica.has_work:
+        batch = replica.begin(replica.schedule(None, Policy(rng.choice([8.0, 1e9])), MODEL), 0)
+        by_id = {request.request_id: request for request in replica.table}
+        counted["steps_offline"] += any(by_id[each.request_id].kind is Kind.OFFLINE for each in batch.sequences)
+        if rng.random() < 0.1:
+            replica.abort([rng.choice(list(by_id))])
+        replica.finish(replace(engine.execute(batch), copy_wait_ms=2.0))
+        counted["steps"] += 1
+        for ended in replica.take_ended():
+            kind, num_tokens = ended.sequence.kind.name.lower(), ended.sequence.num_output_tokens
+            is_aborted = ended.finish_reason is FinishReason.ABORT
+            counted["aborted" if is_aborted else f"finished_{kind}"] += 1
+            counted[f"{kind}_tokens"] += num_tokens
+    totals = replica.totals
+    assert totals.copy_wait_s == pytest.approx(0.002 * counted.pop("steps"))
+    assert {name: getattr(totals, name) for name in counted} == counted and len(counted) == 6
+    assert totals.preemptions > 0
+
+
+def test_offline_work_ends_though_each_step_is_interrupted_that_may_be(tokenizer: Tokenizer) -> None:
+    replica, engine = make_replica(tokenizer)
+    request = make_request("a", 100, 10, Kind.OFFLINE)
+    replica.submit(request)
+    num_steps = 0
+    while replica.has_work and num_steps < 1000:
+        run(replica, engine, is_interrupted=True)
+        num_steps += 1
+    (ended,) = replica.take_ended()
+    assert (ended.sequence.output_token_ids, ended.finish_reason) == alone(tokenizer, request)
+    assert replica.totals.steps_interrupted > num_steps / 2
+
+
+@pytest.mark.parametrize("pipeline_depth", [1, 2])
+@pytest.mark.parametrize("is_interruptible", [False, True])
+def test_a_step_is_interrupted_where_nobody_waits_for_it_and_the_engine_can(
+    tokenizer: Tokenizer, is_interruptible: bool, pipeline_depth: int
+) -> None:
+    """Nor one of several in flight: those behind it would have to stop, too."""
+    spec = replace(make_spec(), is_interruptible=is_interruptible, pipeline_depth=pipeline_depth)
+    replica = Replica(Limits(16, 64, 64, 1), spec, tokenizer)
+    assert not replica.is_interruptible
+    for number in range(2):
+        replica.submit(make_request(f"off-{number}", kind=Kind.OFFLINE))
+    batches = []
+    for number in range(pipeline_depth):
+        batches.append(replica.begin(replica.schedule(None, ANY, MODEL), number))
+        assert batches[-1].may_be_interrupted is replica.is_interruptible is (is_interruptible and number == 0)
+    engine = SimEngine(spec, NO_TIME, 30.0)
+    for batch in batches:
+        replica.finish(engine.execute(batch))
+    replica.submit(make_request("on"))
+    replica.abort(["off-0", "off-1"])
+    assert not replica.begin(replica.schedule(None, ANY, MODEL), 2).may_be_interrupted
+
+
+def test_online_work_by_itself_takes_the_time_that_it_takes_alone(tokenizer: Tokenizer) -> None:
+    """Under a tolerance, where the model is right: what offline work adds is what is over that."""
+    replica, engine = make_replica(tokenizer)
+    policy, seconds = Policy(0.0, tolerance=0.5), 0.0
+    for number in range(3):
+        replica.submit(make_request(f"on-{number}", max_tokens=80, ignore_eos=True))
+    for step in range(40):
+        if step == 20:
+            assert replica.totals.online_alone_s == pytest.approx(replica.totals.online_s) == pytest.approx(seconds)
+            replica.submit(make_request("off", 300, 50, Kind.OFFLINE))
+        schedule = replica.schedule(None, policy, MODEL)
+        batch = replica.begin(schedule, step)
+        result = replace(engine.execute(batch), latency_ms=schedule.latency_ms)
+        replica.finish(result, turn_ms=schedule.latency_ms)
+        seconds += 3 * schedule.latency_ms / 1e3
+    assert replica.totals.online_s == pytest.approx(seconds)
+    assert 1.0 < replica.totals.online_s / replica.totals.online_alone_s < 1.5
+
+
+def test_what_enters_by_a_plan_is_counted_as_the_plan_had_it(tokenizer: Tokenizer) -> None:
+    replica, engine = make_replica(tokenizer)
+    replica.submit(make_request("on", prompt=40))
+    offline = make_request("off", prompt=50, kind=Kind.OFFLINE, first=500)
+    plan = StepPlan("executor-0", "epoch", 0, [ScheduledRequest("off", Kind.OFFLINE, 50)], [offline], [], 0.0)
+    run(replica, engine, plan=plan)
+    totals = replica.totals
+    assert (totals.entrant_tokens_planned, totals.entrant_tokens_computed) == (40 + 50, 64)
+    replica.submit(make_request("late", prompt=9, first=900))
+    run(replica, engine)
+    assert (totals.entrant_tokens_planned, totals.entrant_tokens_computed) == (90 + 9, 64 + 9)
+
+
+def test_online_work_is_what_a_step_with_all_of_it_would_have(tokenizer: Tokenizer) -> None:
+    """Of one that decodes, one with a part of its prompt, and one that waits; not of offline ones."""
+    replica, engine = make_replica(tokenizer, tokens=60)
+    replica.submit(make_request("decodes", prompt=20))
+    replica.submit(make_request("off", prompt=20, kind=Kind.OFFLINE, first=300))
+    run(replica, engine)
+    replica.submit(make_request("begun", prompt=100, first=500))
+    run(replica, engine)
+    replica.submit(make_request("waits", prompt=30, first=900))
+    decodes, begun = (replica.table.running(Kind.ONLINE)[key] for key in ("decodes", "begun"))
+    expected = BatchFeatures()
+    expected.add_decode(decodes.num_tokens)
+    expected.add_prefill(100 - begun.num_computed_tokens, begun.num_computed_tokens)
+    expected.add_prefill(30, 0)
+    assert begun.num_computed_tokens > 0 and replica.online_work() == expected

@@ -15,7 +15,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.process.memory import collect_seldom
 from shared.protocol.codec import decode, encode
-from shared.protocol.offline import OfflineLength, OfflineRequest
+from shared.protocol.offline import OfflineRequest
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
@@ -416,15 +416,6 @@ def test_a_request_held_by_two_executors_is_stopped_on_the_second(make_peer: Mak
     peer.pool.take("batch_1.1", "executor-1")
     peer.replica.submit(make_offline(1).request)
     assert peer.say(idle=True) == AbortRequests(["batch_1.1"])
-
-
-def test_a_sample_is_spread_over_all_without_a_result() -> None:
-    pool = make_pool("fcfs", [])
-    assert pool.sample(4) == []
-    pool.add([make_offline(number, prompt=10 + number, max_tokens=number + 1) for number in range(40)])
-    pool.take(make_offline(0).request.request_id, "executor-0")
-    assert pool.sample(4) == [OfflineLength(10 + number, number + 1) for number in (0, 10, 20, 30)]
-    assert len(pool.sample(100)) == 40
 
 
 def test_cancelled_requests_leave_the_pool_and_their_executor(make_peer: MakePeer) -> None:
