@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shared.scheduling.orders.online.vtc import Vtc
 from shared.scheduling.request import HELD, Kind, Request
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.factories import make_decode, make_request, make_table
@@ -18,7 +19,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.told = RequestTable(), RequestTable()
+        self.table, self.told = RequestTable(Vtc()), RequestTable(Vtc())
         self.held: list[Request] = []
         self.first_starts: dict[str, int] = {}
         self.untold: dict[str, None] = {}  # that have come since it was told last
@@ -38,9 +39,9 @@ class TableMachine(RuleBasedStateMachine):
         self.count += 1
         return f"r{self.count}"
 
-    @rule(kind=st.sampled_from(Kind), is_heard=st.booleans())
-    def come(self, kind: Kind, is_heard: bool) -> None:
-        request = make_request(self.next_id(), kind)
+    @rule(kind=st.sampled_from(Kind), client=st.sampled_from("ab"), is_heard=st.booleans())
+    def come(self, kind: Kind, client: str, is_heard: bool) -> None:
+        request = make_request(self.next_id(), kind, client=client)
         self.untold[request.request_id] = None
         if is_heard and kind is Kind.ONLINE:
             self.told.add(copy(request))
@@ -97,15 +98,15 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def tell(self) -> None:
-        self.told.renew(self.table.copies(self.untold), self.gone)
+        self.told.renew(self.table.copies(self.untold), self.gone, self.table.online_order.counters())
         self.untold.clear()
         self.gone.clear()
         self.check_as_the_table(self.told)
 
     @rule()
     def tell_all(self) -> None:
-        other = RequestTable()
-        other.replace(self.table.copies())
+        other = RequestTable(Vtc())
+        other.replace(self.table.copies(), self.table.online_order.counters())
         self.check_as_the_table(other)
         other.replace([])
         assert len(other) == 0 and list(other) == []
@@ -114,7 +115,7 @@ class TableMachine(RuleBasedStateMachine):
         other.check_integrity()
         assert list(other) == list(self.table) and len(other) == len(self.held)
         assert all(one is not another for one, another in zip(other, self.table, strict=True))
-        assert [each.request_id for each in other.online_queue()] == self.in_order(Kind.ONLINE, False)
+        assert list(other.online_queue()) == list(self.table.online_queue())
 
     @invariant()
     def is_as_the_list(self) -> None:
