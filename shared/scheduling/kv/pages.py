@@ -209,7 +209,6 @@ class PageStore:
         assert block_id is not None
         self._sides[page.kind][block_id] = None
         page.block_id = None
-        self._index(page)
         self._index_block(block_id)
         if self._sides[1 - page.kind][block_id] is None:
             self._free.empty(block_id)

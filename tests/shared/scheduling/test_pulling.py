@@ -141,6 +141,9 @@ def test_the_three_preferences() -> None:
     assert can_saturate == Preference(1150, 2, 2350)  # (40 - 10 - 6 x 0.5 - 4) / 2
     never = preference(node_of(LINEAR, [100] * 4, 1000, 10_000), 40.0, MARGIN)
     assert never == Preference(SHORTEST, 16, 1600)  # 24 ms, 1.5 each
+    few_places, little_memory = (node_of(LINEAR, [100] * 4, 1000, *free) for free in ((10_000, 3), (250, 64)))
+    assert preference(few_places, 40.0, MARGIN) == Preference(SHORTEST, 3, 300)
+    assert preference(little_memory, 40.0, MARGIN) == Preference(SHORTEST, 2, 200)
     assert preference(node_of(LINEAR, [], 1000, 10_000), 40.0, MARGIN) == Preference(SHORTEST, 1, 2950)
     assert preference(node_of(LINEAR, [100] * 18, 1000, 10_000), 40.0, MARGIN) is None, "no margin is left"
     assert preference(node_of(LINEAR, [100] * 18, 1000, 10_000), 40.0, 0.0) is not None
