@@ -7,7 +7,8 @@ KV = f"{CORE}/kv"
 ORDERS = f"{CORE}/orders"
 REPLICA = "tests/shared/replica"
 BLEND = (f"{ORDERS}/test_blend_order.py", f"{ORDERS}/test_running_batch.py")
-TRIES = (f"{ORDERS}/test_offline_orders.py", f"{ORDERS}/test_kv_aware_order.py", f"{REPLICA}/test_prompt_demand.py")
+TRIES = (f"{ORDERS}/test_offline_orders.py", f"{REPLICA}/test_prompt_demand.py")
+POOLS = (f"{KV}/test_bidirectional.py", f"{KV}/test_prefix_cache.py", f"{KV}/test_sharing.py")
 BOTH_ENDS = (f"{KV}/test_bidirectional*.py", f"{KV}/test_sharing.py")
 PACKINGS = (f"{CORE}/test_two_phase_packing.py", f"{CORE}/test_packings.py")
 SKIPPED = "not interrupted and not grows"  # what is asserted of time and sizes finds no mutant, and takes half of it
@@ -46,7 +47,11 @@ TESTS = {
         f"{REPLICA}/test_prompt_scores.py",
         f"{REPLICA}/test_adapters.py",
     ),
+    "shared/scheduling/kv/cache_log.py": (*POOLS, f"{KV}/test_blocks.py"),
+    "shared/scheduling/kv/page_cache.py": POOLS,
     "shared/scheduling/kv/pages.py": BOTH_ENDS,
+    "shared/scheduling/kv/pool.py": POOLS,
+    "shared/scheduling/kv/prefix_cache.py": (*POOLS, f"{KV}/test_request_cache.py"),
     "shared/scheduling/kv/reserve.py": (f"{KV}/test_reserve.py",),
     "shared/scheduling/kv/slot_transfers.py": (f"{KV}/test_slot_transfers.py", f"{KV}/test_bidirectional.py"),
     "shared/scheduling/orders": (ORDERS,),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shared.scheduling.kv.block_hash import HASH_BYTES, PLAIN, KVScope, block_hash, hash_chain, kv_scope, split_hashes
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.kv.prefix_cache import (
+    MAX_EARLY,
     BlockChanges,
     CacheChanges,
     CachedPrefix,
@@ -85,6 +86,8 @@ def test_a_page_that_is_not_whole_is_not_found_and_a_paused_one_is_free() -> Non
     assert found() == (2, 0)
     started(bench, "on", Kind.ONLINE, 1, first=50)
     assert found() == (1, 0)
+    assert start(bench.pool, "alike", Kind.OFFLINE, range(3 * BLOCK)) == BLOCK
+    bench.pool.free("alike")
     bench.free("on")
     bench.tokens["off"].append(9)
     bench.run("off", 2 * BLOCK)
@@ -120,7 +123,8 @@ def test_what_is_told_late_or_not_at_all_is_never_mistaken(states: list[dict[int
             of = data.draw(st.integers(1, version))
             assert mirror.apply(told(of, {}, states[of], is_whole=True)) is not mirror.is_stale
             assert mirror.version >= of
-            assert not mirror.is_stale or any(each not in heard for each in range(of + 1, version + 1))
+            if all(each in heard for each in range(of + 1, version + 1)):
+                assert mirror.version == version and not mirror.is_stale
         known = {} if mirror.is_stale else states[mirror.version]
         for block in range(6):
             found = mirror.look_up([key(block)], Kind.ONLINE)
@@ -151,8 +155,22 @@ def test_what_goes_on_from_a_whole_message_and_came_before_it_is_not_lost() -> N
     mirror = PrefixCacheMirror()
     for version, changes in ((3, BlockChanges(held=A)), (4, BlockChanges(held=B)), (5, BlockChanges(free=A))):
         assert not mirror.apply(CacheChanges(version, False, (changes,)))
-    assert mirror.apply(CacheChanges(3, True, (BlockChanges(held=A),)))
+    assert mirror.apply(CacheChanges(2, True, (BlockChanges(free=B),)))
     assert (mirror.version, mirror.look_up([A, B], Kind.ONLINE)) == (5, (2, 1))
+
+
+def test_what_was_never_told_may_be_gone() -> None:
+    mirror = PrefixCacheMirror()
+    assert mirror.apply(CacheChanges(1, False, (BlockChanges(held=A, gone=B),)))
+    assert mirror.look_up([A, B], Kind.ONLINE) == (1, 1)
+
+
+def test_no_more_than_so_many_messages_are_kept_for_a_whole_one() -> None:
+    mirror, last = PrefixCacheMirror(), MAX_EARLY + 2
+    for version in range(2, last + 1):  # one too many, and the first of all is lost
+        assert not mirror.apply(CacheChanges(version, False, (BlockChanges(held=A),)))
+    assert not mirror.apply(CacheChanges(1, True, (BlockChanges(held=A),))), "the second is forgotten"
+    assert mirror.apply(CacheChanges(last, True, (BlockChanges(held=A),)))
 
 
 def test_a_gap_is_noticed_by_a_message_without_changes() -> None:

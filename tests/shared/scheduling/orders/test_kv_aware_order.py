@@ -16,7 +16,7 @@ from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 from tests.shared.scheduling.factories import make_decode
-from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, numbered
+from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, num_common_blocks, numbered
 
 PROMPTS = st.lists(st.integers(0, 1), max_size=14)
 READERS = ("executor-0", "executor-1")
@@ -64,10 +64,7 @@ class NaiveKvAware:
         self.last[reader] = len(prompt).bit_length(), prompt
 
     def num_common(self, one: list[int], other: list[int]) -> int:
-        """Blocks; a short one at the end equals nothing but itself."""
-        size = self.block_size
-        blocks = ([each[n : n + size] for n in range(0, len(each), size)] for each in (one, other))
-        return sum(1 for _ in takewhile(bool, map(eq, *blocks)))
+        return num_common_blocks(one, other, self.block_size)
 
     def in_order(self, reader: str, cache: CacheOf, running: Sequence[Request]) -> list[str]:
         waiting = [bits for bits, bucket in self.buckets.items() if bucket.waiting()]

@@ -17,7 +17,7 @@ from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrd
 from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
 from shared.scheduling.strategy import PRESETS
-from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, numbered
+from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, num_common_blocks, numbered
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
 READERS = ("executor-0", "executor-1", "executor-2")
@@ -144,6 +144,51 @@ class OrderMachine(RuleBasedStateMachine):
 
 OrderMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=60)
 TestOrders = OrderMachine.TestCase
+
+
+@given(
+    block_size=st.integers(1, 4),
+    prompts=st.lists(PROMPTS | LONG_PROMPTS, max_size=10),
+    changes=st.lists(st.tuples(st.sampled_from(["hold", "remove"]), st.integers(0, 20)), max_size=8),
+    avoiding=st.lists(PROMPTS, max_size=2),
+)
+def test_a_trie_is_as_one_that_is_walked_anew(
+    block_size: int, prompts: list[list[int]], changes: list[tuple[str, int]], avoiding: list[list[int]]
+) -> None:
+    """And from each of its parts on, what is there comes first, then what is near."""
+    trie, naive = PrefixTrie(block_size), NaiveOrder(block_size)
+    for number, prompt in enumerate(prompts):
+        naive.add(str(number), prompt)
+        trie.add(make_waiting(str(number), len(prompt)), pack_tokens(prompt), GROUPS[number % 2])
+    for change, index in changes:
+        if waiting := naive.waiting():
+            request_id = waiting[index % len(waiting)]
+            if change == "hold":
+                naive.held[request_id] = None
+                assert trie.hold(request_id) == pack_tokens(naive.prompts[request_id])
+            else:
+                naive.remove(request_id)
+                trie.remove(request_id)
+    trie.check_integrity()
+    assert [each.request_id for each in trie.depth_first(map(pack_tokens, avoiding))] == naive.depth_first(avoiding)
+    for group in GROUPS[:2]:
+        of_group = [each for each in naive.depth_first() if GROUPS[int(each) % 2] == group]
+        turn = Turn([group], set(of_group[1::3]))
+        assert [each.request_id for each in trie.depth_first(turn=turn)] == [
+            each for each in of_group if each not in turn.passed
+        ]
+    for prompt in prompts:
+        common = {each: num_common_blocks(prompt, naive.prompts[each], block_size) for each in naive.waiting()}
+        most = max(common.values(), default=0)
+        near = [each for each in naive.depth_first() if common[each] == most]
+        node = trie.deepest_waiting(pack_tokens(prompt))
+        assert (node is None) is (most == 0)
+        if node is not None:
+            assert [each.request_id for each in trie.below(node)] == near
+            outward = [each.request_id for each in trie.outward(node)]
+            assert outward[: len(near)] == near and sorted(outward) == sorted(common)
+            shared = [num_common_blocks(naive.prompts[near[0]], naive.prompts[each], block_size) for each in outward]
+            assert shared[len(near) :] == sorted(shared[len(near) :], reverse=True)
 
 
 def test_a_trie_under_thousands_of_operations() -> None:
