@@ -48,7 +48,7 @@ TESTS = {
         f"{REPLICA}/test_adapters.py",
     ),
     "shared/scheduling/kv/cache_log.py": (*POOLS, f"{KV}/test_blocks.py"),
-    "shared/scheduling/kv/page_cache.py": POOLS,
+    "shared/scheduling/kv/page_cache.py": (*POOLS, f"{KV}/test_bidirectional_machine.py"),
     "shared/scheduling/kv/pages.py": BOTH_ENDS,
     "shared/scheduling/kv/pool.py": POOLS,
     "shared/scheduling/kv/prefix_cache.py": (*POOLS, f"{KV}/test_request_cache.py"),

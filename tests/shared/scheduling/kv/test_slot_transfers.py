@@ -111,7 +111,7 @@ class NaiveTransfers:
         self.leaving.clear()
 
 
-@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9), st.integers(0, 9)), min_size=20, max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9), st.integers(0, 9)), min_size=20, max_size=40))
 def test_what_is_copied_is_what_is_elsewhere_than_it_was(actions: list[tuple[str, int, int]]) -> None:
     """Nothing else, once, and with as many host slots free as nobody needs."""
     transfers, naive = SlotTransfers(NUM_HOST_SLOTS), NaiveTransfers()

@@ -223,8 +223,8 @@ TestBlend = BlendMachine.TestCase
 TestSeldomOpenBlend = SeldomOpenMachine.TestCase
 TestHalfOpenBlend = HalfOpenMachine.TestCase
 TestOpenBlend = OpenMachine.TestCase
-for each in (TestBlend, TestSeldomOpenBlend, TestHalfOpenBlend, TestOpenBlend):
-    each.settings = settings(max_examples=6, stateful_step_count=40)
+TestBlend.settings = TestSeldomOpenBlend.settings = settings(max_examples=6, stateful_step_count=40)
+TestHalfOpenBlend.settings = TestOpenBlend.settings = settings(max_examples=6, stateful_step_count=40)
 
 
 def units(order: BlendOrder) -> list[list[str]]:
