@@ -39,6 +39,7 @@ def test_hashes_that_stand_one_behind_the_other_are_split() -> None:
 
 
 def test_a_scope_is_what_it_is_made_of_and_the_same_object_for_all_that_are_alike() -> None:
+    kv_scope.cache_clear()
     for num_top, adapter in product((None, 0, 3), ("", "sql")):
         scope = kv_scope(num_top, adapter)
         assert scope == KVScope(num_top, adapter) and kv_scope(num_top, adapter) is scope
