@@ -3,7 +3,13 @@
 from pathlib import Path
 
 CORE = "tests/shared/scheduling"
+KV = f"{CORE}/kv"
+ORDERS = f"{CORE}/orders"
 REPLICA = "tests/shared/replica"
+BLEND = (f"{ORDERS}/test_blend_order.py", f"{ORDERS}/test_running_batch.py")
+TRIES = (f"{ORDERS}/test_offline_orders.py", f"{REPLICA}/test_prompt_demand.py")
+POOLS = (f"{KV}/test_bidirectional.py", f"{KV}/test_prefix_cache.py", f"{KV}/test_sharing.py")
+BOTH_ENDS = (f"{KV}/test_bidirectional*.py", f"{KV}/test_sharing.py")
 PACKINGS = (f"{CORE}/test_two_phase_packing.py", f"{CORE}/test_packings.py")
 SKIPPED = "not interrupted and not grows"  # what is asserted of time and sizes finds no mutant, and takes half of it
 TESTS = {
@@ -23,8 +29,55 @@ TESTS = {
     ),
     "shared/scheduling/packing/victims.py": PACKINGS,
     "shared/scheduling/packing/giving_way.py": (*PACKINGS, f"{CORE}/test_giving_way.py"),
-    "shared/scheduling/kv": (f"{CORE}/kv",),
-    "shared/scheduling/orders": (f"{CORE}/orders",),
+    "shared/scheduling/credit.py": (f"{CORE}/test_credit.py", f"{CORE}/test_tolerance.py"),
+    "shared/scheduling/limits.py": (f"{CORE}/test_limits.py",),
+    "shared/scheduling/packed_prompt.py": (f"{ORDERS}/test_offline_orders.py", f"{REPLICA}/test_adapters.py"),
+    "shared/scheduling/policy.py": (f"{CORE}/test_policy.py",),
+    "shared/scheduling/request.py": (f"{CORE}/test_request.py",),
+    "shared/scheduling/step_sizes.py": (f"{CORE}/test_step_sizes.py",),
+    "shared/scheduling/table.py": (
+        f"{CORE}/test_request_table.py",
+        f"{CORE}/test_table_and_mirror.py",
+        f"{ORDERS}/test_online_orders.py",
+    ),
+    "shared/scheduling/kv": (KV,),
+    "shared/scheduling/kv/bidirectional.py": BOTH_ENDS,
+    "shared/scheduling/kv/block_hash.py": (
+        f"{KV}/test_prefix_cache.py",
+        f"{REPLICA}/test_prompt_scores.py",
+        f"{REPLICA}/test_adapters.py",
+    ),
+    "shared/scheduling/kv/cache_log.py": (*POOLS, f"{KV}/test_blocks.py"),
+    "shared/scheduling/kv/page_cache.py": (*POOLS, f"{KV}/test_bidirectional_machine.py"),
+    "shared/scheduling/kv/pages.py": BOTH_ENDS,
+    "shared/scheduling/kv/pool.py": POOLS,
+    "shared/scheduling/kv/prefix_cache.py": (*POOLS, f"{KV}/test_request_cache.py"),
+    "shared/scheduling/kv/reserve.py": (f"{KV}/test_reserve.py",),
+    "shared/scheduling/kv/slot_transfers.py": (f"{KV}/test_slot_transfers.py", f"{KV}/test_bidirectional.py"),
+    "shared/scheduling/orders": (ORDERS,),
+    "shared/scheduling/orders/online": (f"{ORDERS}/test_online_orders.py",),
+    "shared/scheduling/orders/offline/density": BLEND,
+    "shared/scheduling/orders/offline/blend.py": BLEND,
+    "shared/scheduling/orders/offline/fair_share.py": (f"{ORDERS}/test_fair_share.py",),
+    "shared/scheduling/orders/offline/length_buckets.py": (f"{ORDERS}/test_kv_aware_order.py",),
+    "shared/scheduling/orders/offline/prefix_node.py": TRIES,
+    "shared/scheduling/orders/offline/prefix_tree.py": TRIES,
+    "shared/scheduling/orders/offline/prefix_trie.py": TRIES,
+    "shared/scheduling/orders/offline/prefix_walk.py": TRIES,
+    "shared/scheduling/orders/offline/psm_fair.py": (
+        f"{ORDERS}/test_kv_aware_order.py",
+        f"{ORDERS}/test_offline_orders.py",
+    ),
+    "shared/scheduling/orders/offline/rate.py": (f"{ORDERS}/test_offline_rate.py",),
+    "shared/scheduling/orders/offline/share.py": (f"{ORDERS}/test_fair_share.py",),
+    "shared/scheduling/orders/offline/turns.py": (f"{ORDERS}/test_fair_share.py",),
+    "shared/scheduling/orders/offline/urgency.py": (f"{ORDERS}/test_fair_share.py",),
+    "shared/scheduling/placement": (
+        f"{CORE}/test_output_lengths.py",
+        f"{CORE}/test_pulling.py",
+        f"{CORE}/test_role.py",
+        f"{CORE}/test_routing.py",
+    ),
     "shared/scheduling/planning": (
         f"{CORE}/test_pipeline.py",
         f"{CORE}/test_table_and_mirror.py",

@@ -36,8 +36,9 @@ class PageCache:
         return page if page is not None and page.is_whole else None
 
     def publish(self, page: Page, key: bytes) -> None:
-        """Make a full page findable, unless another one with these contents is."""
-        if key not in self._pages[page.kind] and page.hash is None:
+        """Make a full page findable, which is not yet, unless another one with these contents is."""
+        assert page.hash is None
+        if key not in self._pages[page.kind]:
             page.hash = key
             self._pages[page.kind][key] = page
             self.update(page)

@@ -202,7 +202,6 @@ class PageStore:
         assert self._sides[page.kind][block_id] is None and block_id not in self._free
         self._sides[page.kind][block_id] = page
         page.block_id = block_id
-        self._index_block(block_id)
 
     def _detach(self, page: Page) -> None:
         """Out of its block; the block is free where nothing else lies in it, and taken before any with a find."""
@@ -210,7 +209,6 @@ class PageStore:
         assert block_id is not None
         self._sides[page.kind][block_id] = None
         page.block_id = None
-        self._index(page)
         self._index_block(block_id)
         if self._sides[1 - page.kind][block_id] is None:
             self._free.empty(block_id)
@@ -226,7 +224,7 @@ class PageStore:
         for host_slot in page.host_slots:
             self.transfers.release(host_slot)
         page.host_slots.clear()
-        if page.block_id is not None and self.transfers.has_arrivals:
+        if self.transfers.has_arrivals:
             for position in range(page.resident):
                 self.transfers.forget(self.slot(page, position))
 

@@ -99,7 +99,7 @@ class PrefixCacheMirror:
         return count_leading(self._held[kind % len(self._held)].get, hashes)
 
     def _take_early(self) -> list[CacheChanges]:
-        early = list(self._early) if not self.is_stale else []
+        early = list(self._early)
         self._early.clear()
         return early
 

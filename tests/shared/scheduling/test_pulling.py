@@ -59,17 +59,26 @@ def naive_preference(
     saturated: int,
     free_tokens: int,
     free_seqs: int,
-) -> int | None:
-    """Alg. 1 by its lines: the length that is preferred."""
+) -> Preference | None:
+    """Alg. 1 by its lines, and how many are asked for."""
     if not (latency_ms(model, lens) <= (1 - MARGIN) * limit_ms and has_all):  # 2
         return None  # 16
     alone = naive_longest(model, lens, 1, limit_ms, free_tokens, free_seqs)
     if alone == 0:  # nobody would fit
         return None
     if len(lens) >= saturated:  # 4
-        return alone  # 5
+        return Preference(alone, 1, alone)  # 5
     of_group = naive_longest(model, lens, saturated - len(lens), limit_ms, free_tokens, free_seqs)
-    return of_group or SHORTEST  # 7 to 10
+    if of_group:
+        return Preference(of_group, saturated - len(lens), alone)  # 7 and 8
+    mean = -(-sum(lens) // len(lens)) if lens else free_tokens + 1
+    fitting = [
+        count
+        for count in range(1, free_seqs + 1)
+        if count * mean <= free_tokens and latency_ms(model, [*lens, *[mean] * count]) <= limit_ms
+    ]
+    count = max(fitting, default=0)
+    return Preference(SHORTEST, count, count * mean) if count else Preference(SHORTEST, 1, alone)  # 9 and 10
 
 
 @MODELS
@@ -93,8 +102,7 @@ def test_the_preference_is_the_algorithms(
     limit_ms = eighths_ms / 8 + 0.00037  # no batch takes exactly as long
     node = node_of(model, lens, saturated, free_tokens, free_seqs, has_all)
     ours = preference(node, limit_ms, MARGIN)
-    naive = naive_preference(model, lens, has_all, limit_ms, saturated, free_tokens, free_seqs)
-    assert (None if ours is None else ours.num_tokens) == naive
+    assert ours == naive_preference(model, lens, has_all, limit_ms, saturated, free_tokens, free_seqs)
 
 
 @MODELS
@@ -133,9 +141,14 @@ def test_the_three_preferences() -> None:
     assert can_saturate == Preference(1150, 2, 2350)  # (40 - 10 - 6 x 0.5 - 4) / 2
     never = preference(node_of(LINEAR, [100] * 4, 1000, 10_000), 40.0, MARGIN)
     assert never == Preference(SHORTEST, 16, 1600)  # 24 ms, 1.5 each
+    few_places, little_memory = (node_of(LINEAR, [100] * 4, 1000, *free) for free in ((10_000, 3), (250, 64)))
+    assert preference(few_places, 40.0, MARGIN) == Preference(SHORTEST, 3, 300)
+    assert preference(little_memory, 40.0, MARGIN) == Preference(SHORTEST, 2, 200)
     assert preference(node_of(LINEAR, [], 1000, 10_000), 40.0, MARGIN) == Preference(SHORTEST, 1, 2950)
     assert preference(node_of(LINEAR, [100] * 18, 1000, 10_000), 40.0, MARGIN) is None, "no margin is left"
     assert preference(node_of(LINEAR, [100] * 18, 1000, 10_000), 40.0, 0.0) is not None
+    assert preference(node_of(LINEAR, [100] * 4, 4, 10_000), 32.0, 0.5) is not None, "exactly half is left"
+    assert preference(node_of(LINEAR, [100] * 4, 4, 10_000), 31.9, 0.5) is None
     assert preference(node_of(LINEAR, [100] * 4, 4, 10_000, free_seqs=0), 40.0, MARGIN) is None
     size = saturated_batch_size(ROOFLINE)
     wanted = preference(node_of(ROOFLINE, [], size, 200_000, 512), 100.0, MARGIN)
@@ -162,6 +175,8 @@ def test_the_review_of_the_last_step() -> None:
     table = make_table(online, included, left_out)
     entries = [ScheduledRequest(request.request_id, request.kind, 1) for request in (online, included)]
     entries.insert(1, ScheduledRequest("ended", Kind.ONLINE, 1))
+    table.add(make_request("prompt", prompt=300, computed=200))
+    entries.append(ScheduledRequest("prompt", Kind.ONLINE, 200))
     batch, has_all = last_batch(table, entries)
     assert batch == BatchFeatures(0, 0, 101 + 51, 2, 0, 101) and not has_all
     left_out.num_in_flight_tokens = HELD
@@ -200,6 +215,19 @@ def test_the_best_taker_is_the_least_late(drawn: list[tuple[list[int], float, in
     assert late_ms[chosen] == min(late_ms.values())
     assert step_ms[chosen] == min(step_ms[n] for n in fits if late_ms[n] == late_ms[chosen])
     assert best_taker(made[::-1], num_tokens) == best, "whatever the order"
+
+
+@pytest.mark.parametrize("late_ms", [0.1, 6.0])
+def test_a_longer_step_in_time_is_better_than_a_shorter_one_that_is_late_with_the_request(late_ms: float) -> None:
+    """Without the request itself neither would be late."""
+    num_tokens = 1000
+    short, long = list[int](), [100]
+    with_it_ms = latency_ms(LINEAR, [*short, num_tokens])
+    assert latency_ms(LINEAR, short) < with_it_ms - late_ms
+    late = Taker("late", node_of(LINEAR, short, 1, 0).batch, LINEAR, with_it_ms - late_ms, 5000)
+    timely = Taker("timely", node_of(LINEAR, long, 1, 0).batch, LINEAR, 60.0, 5000)
+    assert late.step_ms(num_tokens) == pytest.approx(with_it_ms) and with_it_ms < timely.step_ms(num_tokens) < 60.0
+    assert best_taker([late, timely], num_tokens) is timely
 
 
 def test_equals_are_chosen_by_room_then_by_name() -> None:

@@ -1,12 +1,15 @@
 """Which executor gets a request: by predicted times, over plain data."""
 
+from collections.abc import Iterable
+from dataclasses import fields
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.latency.features import BatchFeatures
+from shared.latency.echo import EchoLatencyModel
+from shared.latency.features import BatchFeatures, attention_pairs
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges, PrefixCacheMirror
@@ -113,6 +116,13 @@ def test_a_prompt_that_is_on_its_way_counts_as_cached_until_the_executor_has_its
     assert make_target(cached=SHARED).num_cached_tokens(Prompt([*SHARED, 1])) == 20 * BLOCK_TOKENS
 
 
+@given(st.lists(st.integers(0, 99), max_size=12), st.integers(1, 4))
+def test_a_prompt_is_known_by_its_full_blocks_without_its_last_token(token_ids: list[int], block_size: int) -> None:
+    prompt = Prompt(token_ids)
+    assert prompt.hashes(block_size) == prompt.hashes(block_size) == hash_chain(token_ids[:-1], block_size)
+    assert prompt.num_tokens == len(token_ids)
+
+
 @given(st.lists(st.text("ab", max_size=6), max_size=12), st.data())
 def test_what_was_sent_is_known_by_its_beginning(prompts: list[str], data: st.DataObject) -> None:
     """Against a search through all of them."""
@@ -151,11 +161,61 @@ def test_the_faster_executor_gets_more() -> None:
     assert went.count("fast") > 3 * went.count("slow") > 0
 
 
-def test_without_a_model_of_each_tokens_are_counted() -> None:
+@pytest.mark.parametrize("models", [(MODEL, None), (None, MODEL), (None, None)])
+def test_without_a_model_of_each_tokens_are_counted(models: tuple[LinearLatencyModel | None, ...]) -> None:
     busy, idle = make_target("executor-0", BatchFeatures(prefill_tokens=10, prefill_requests=1)), make_target("z")
-    options = [Option(busy, MODEL), Option(idle, None)]
+    options = [Option(target, model) for target, model in zip((busy, idle), models, strict=True)]
     assert choose(options, make_prompt(100), OUTPUT_TOKENS) is idle
     assert choose([], make_prompt(100), OUTPUT_TOKENS) is None
+
+
+def features_of(prompts: Iterable[int], contexts: Iterable[int]) -> BatchFeatures:
+    """Of requests whose prompts are to be computed, and of some that decode."""
+    features = BatchFeatures()
+    for num_tokens in prompts:
+        features.add_prefill(num_tokens, 0)
+    for context_len in contexts:
+        features.add_decode(context_len)
+    return features
+
+
+held_works = st.builds(
+    features_of, st.lists(st.integers(1, 3000), max_size=6), st.lists(st.integers(1, 4000), max_size=20)
+)
+
+
+def counting(**of: float) -> LinearLatencyModel:
+    """A model that counts one thing of a step, or some."""
+    return LinearLatencyModel(*(of.get(each.name, 0.0) for each in fields(LinearLatencyModel)))
+
+
+@given(held_works, st.integers(1, 3000), st.integers(1, 100))
+def test_an_answer_waits_for_the_prompts_before_it_and_decodes_beside_all_that_is_there(
+    work: BatchFeatures, num_tokens: int, num_output: int
+) -> None:
+    """Each thing that a step has counted by itself; prompts are in equal steps, as few as can be."""
+
+    def counted(name: str) -> float:
+        return make_target(work=work).answer_ms(make_prompt(num_tokens), counting(**{name: 1.0}), num_output)
+
+    num_requests = work.prefill_requests + work.decode_requests + 1
+    before, own = (-(-each // STEP_TOKENS) for each in (work.prefill_tokens, num_tokens))
+    assert counted("base") == before + own + num_output
+    assert counted("kv_token") == num_output * (work.decode_kv_tokens + work.prefill_tokens + num_tokens)
+    assert counted("decode_request") == num_output * num_requests
+    for name, least in (
+        ("prefill_token", work.prefill_tokens + num_tokens),
+        ("prefill_pair", work.prefill_pairs + attention_pairs(num_tokens, 0)),
+        ("prefill_request", work.prefill_requests + 1),
+    ):
+        assert least <= counted(name) < least + max(1, before) + own, "rounded up in each step"
+
+
+def test_a_step_of_decodes_reads_as_far_as_the_longest() -> None:
+    longest = EchoLatencyModel(0.0, 0.0, 0.0, 1.0, 0.0, 1.0)
+    work = BatchFeatures(decode_kv_tokens=300, decode_requests=2, longest_decode=250)
+    times = [make_target(work=work).answer_ms(make_prompt(num_tokens), longest, 10.0) for num_tokens in (100, 400)]
+    assert times == [pytest.approx(10 * 250), pytest.approx(10 * 400)]
 
 
 @given(st.lists(st.sampled_from(["send", "answered", "end"]), max_size=60), st.data())
@@ -180,6 +240,33 @@ def test_what_was_sent_counts_until_it_ends(events: list[str], data: st.DataObje
     for route in open_routes:
         route.end()
     assert target.work() == BatchFeatures()
+
+
+requests = st.lists(st.tuples(st.integers(2, 300), st.booleans()), max_size=5)  # tokens, and whether it is answered
+
+
+@given(mine=requests, others=requests)
+def test_an_executors_word_is_of_what_was_sent_and_of_what_others_sent(
+    mine: list[tuple[int, bool]], others: list[tuple[int, bool]]
+) -> None:
+    """And once that has ended of theirs alone."""
+    target = make_target()
+    routes = [target.send(make_prompt(num_tokens, first=1000 * n)) for n, (num_tokens, _) in enumerate(mine)]
+    for route, (_, is_answered) in zip(routes, mine, strict=True):
+        if is_answered:
+            route.answered()
+    word, theirs = (
+        features_of(*([num for num, is_answered in held if is_answered is wanted] for wanted in (False, True)))
+        for held in (mine + others, others)
+    )
+    target.observe(word)
+    assert target.work() == word
+    for route in routes:
+        route.end()
+    assert target.work().sums == theirs.sums
+    assert (
+        theirs.longest_decode <= target.work().longest_decode <= (word.longest_decode if theirs.decode_requests else 0)
+    )
 
 
 def test_an_executors_word_adds_what_others_sent() -> None:
@@ -231,6 +318,15 @@ def test_a_turn_comes_after_the_prompts_and_where_no_place_is_left_after_answers
     assert make_target(work=seven).wait_ms(steps, 100, 8) == 0
     assert make_target(work=eight).wait_ms(steps, 100, 8) == 1000 / 8
     assert make_target(work=twelve).wait_ms(steps, 100, 8) == 5 * 1000 / 8
+
+
+def test_until_a_place_is_free_steps_read_what_all_that_have_one_will() -> None:
+    """Eight of 50 tokens, with 100 more each: a place is free after an eighth of what reading them takes."""
+    eight = BatchFeatures(decode_kv_tokens=8 * 50, decode_requests=8)
+    assert make_target(work=eight).wait_ms(counting(kv_token=1.0), 100, 8) == 100 * 8 * 150 / 8
+    assert make_target(work=eight).wait_ms(counting(decode_request=1.0), 100, 8) == 100
+    waiting = BatchFeatures(prefill_tokens=7 * 50, prefill_requests=7, decode_kv_tokens=50, decode_requests=1)
+    assert make_target(work=waiting).wait_ms(counting(kv_token=1.0), 100, 8) == 100 * 8 * 150 / 8
 
 
 def test_places_are_as_many_as_have_room_in_the_cache() -> None:

@@ -13,6 +13,7 @@ from shared.scheduling.step_sizes import (
     LARGEST,
     LARGEST_ON_CPU,
     NEAR_BEST,
+    PROMPT_TOKENS,
     USUAL,
     StepSizes,
     chosen_sizes,
@@ -41,6 +42,17 @@ def test_a_fixed_cost_is_shared_by_as_many_tokens_as_make_it_small() -> None:
     assert chosen_sizes(line(50.0, 1.0, 0.0), LARGEST, KV_TOKENS).max_num_batched_tokens == 1024
     # At 1024 decodes each takes 2.0488 ms; 5% more is 2.1513 ms, which 512 (2.0977 ms) keep and 256 (2.195) do not.
     assert chosen_sizes(line(50.0, 0.0, 2.0), LARGEST, KV_TOKENS).max_num_seqs == 512
+
+
+def test_prompts_are_compared_with_the_attention_within_them() -> None:
+    """As above, where a token costs by its pairs alone: each has half of a prompt before it."""
+    pairs = LinearLatencyModel(50.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1 / (PROMPT_TOKENS / 2))
+    assert chosen_sizes(pairs, LARGEST, KV_TOKENS).max_num_batched_tokens == 1024
+
+
+def test_a_decode_reads_its_own_token_however_small_the_cache() -> None:
+    """As above, with half of a decode's cost that token's."""
+    assert chosen_sizes(line(50.0, 0.0, 1.0, kv_token=1.0), LARGEST, 1).max_num_seqs == 512
 
 
 def test_there_are_no_more_requests_than_tokens_in_a_step() -> None:

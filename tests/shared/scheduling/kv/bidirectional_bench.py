@@ -118,6 +118,14 @@ class Bench:
             self.pool.unlock(request_id, self.computed[request_id])
             self.pause(request_id)
 
+    def fail(self) -> list[str]:
+        """The step that was to come could not copy; who needs what it was to write begins anew. Returns them."""
+        holders = self.pool.void(self.pool.take_operations(), [])
+        for request_id in holders:
+            self.free(request_id)
+        self.in_flight = [request_id for request_id in self.in_flight if request_id in self.tokens]
+        return holders
+
     def check(self) -> None:
         """Whoever is not paused can read all that is its own once the copies are done."""
         self.pool.check_integrity()

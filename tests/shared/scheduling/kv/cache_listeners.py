@@ -52,7 +52,9 @@ class CacheListeners:
 
     def join(self, tokens: list[int]) -> None:
         """The forgetful one asks for everything, at any time, and then hears the last message late."""
-        assert self.forgetful.apply(self._sent(self.pool.cache_snapshot()))
+        everything = self._sent(self.pool.cache_snapshot())
+        assert not any(blocks.gone for blocks in everything.blocks), "it is what is found"
+        assert self.forgetful.apply(everything)
         assert self.forgetful.version == self.attentive.version and len(self.forgetful) == len(self.attentive)
         self.has_lost = False
         assert self.forgetful.apply(self.last)

@@ -15,7 +15,7 @@ def test_two_requests_share_a_block_from_both_ends() -> None:
     started(bench, "on", Kind.ONLINE, 2, first=50)
     assert bench.pool.table("on") == bench.pool.table("off") == [0]
     assert bench.paused == set() and bench.pool.num_free == 0
-    assert bench.pool.owners() == BlockOwners(shared=1)
+    assert bench.pool.owners() == BlockOwners(shared=1) and bench.pool.num_held_online == 1
     bench.check_reads("off", 2, bench.device)
     bench.pool.check_integrity()
 
@@ -171,6 +171,31 @@ def test_slots_that_were_not_written_are_not_moved() -> None:
     assert not bench.pool.take_operations()
 
 
+def test_who_fills_its_block_up_to_its_peers_slots_stays_even_beside_a_step_that_works_on_them() -> None:
+    bench = Bench(num_blocks=2)
+    started(bench, "full", Kind.ONLINE, 4, first=20)
+    started(bench, "off", Kind.OFFLINE, 1)
+    started(bench, "on", Kind.ONLINE, 1, first=50)
+    bench.free("full")
+    bench.tokens["off"].append(9)
+    bench.tokens["on"].append(51)
+    assert bench.launch({"off": 2, "on": 2}) == ["off", "on"]
+    assert bench.pool.table("on") == bench.pool.table("off")
+    assert bench.pool.num_free == 1 and bench.paused == set()
+
+
+def test_a_block_is_shared_beside_the_last_page_with_the_most_empty_slots() -> None:
+    bench = Bench(num_blocks=3)
+    for name, num_tokens in (("a", 2), ("b", 1), ("c", 3)):
+        started(bench, name, Kind.OFFLINE, num_tokens, first=10 * num_tokens)
+    started(bench, "on", Kind.ONLINE, 1, first=50)
+    assert bench.pool.table("on") == bench.pool.table("b")
+    started(bench, "more", Kind.ONLINE, 1, first=60)
+    assert bench.pool.table("more") == bench.pool.table("a")
+    bench.add("large", Kind.ONLINE, [70, 71])
+    assert not bench.run("large", 2), "beside the third there is room for one"
+
+
 def test_failed_operations_void_what_they_wrote() -> None:
     bench = Bench(num_blocks=2)
     started(bench, "off", Kind.OFFLINE, 7)
@@ -180,7 +205,31 @@ def test_failed_operations_void_what_they_wrote() -> None:
     assert bench.pool.void(bench.pool.take_operations(), []) == []
     bench.add("more", Kind.ONLINE, [60, 61, 62, 63])
     assert bench.pool.grow("more", 4)
-    assert bench.pool.void(bench.pool.take_operations(), []) == ["off"]
+    assert bench.fail() == ["off"]
+    assert start(bench.pool, "again", Kind.OFFLINE, list(range(7))) == 0
+    bench.pool.check_integrity()
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_what_a_failed_step_was_to_bring_back_is_not_found(has_ended: bool) -> None:
+    """Nor is it there any more where its owner has ended meanwhile."""
+    bench = Bench(num_blocks=1)
+    started(bench, "off", Kind.OFFLINE, 4)
+    bench.pause("off")
+    started(bench, "on", Kind.ONLINE, 2, first=50)
+    bench.free("on")
+    assert bench.grow("off", 4)
+    failed = bench.pool.take_operations()
+    if has_ended:
+        bench.free("off")
+        assert bench.pool.owners() == BlockOwners(cached=1)
+        assert bench.pool.void(failed, []) == []
+    else:
+        assert bench.pool.void(failed, []) == ["off"]
+        bench.free("off")
+    assert bench.pool.owners() == BlockOwners(empty=1)
+    assert start(bench.pool, "again", Kind.OFFLINE, list(range(7))) == 0
+    bench.pool.check_integrity()
 
 
 def test_starting_twice_is_refused() -> None:

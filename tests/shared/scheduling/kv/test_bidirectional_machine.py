@@ -65,6 +65,11 @@ class BidirectionalMachine(RuleBasedStateMachine):
         if offline:
             self.bench.pause(data.draw(st.sampled_from(offline)))
 
+    @precondition(lambda self: self.bench.pool.peek_operations())
+    @rule()
+    def fail(self) -> None:
+        self.bench.fail()
+
     @precondition(lambda self: len(self.at_rest()) > 4)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:

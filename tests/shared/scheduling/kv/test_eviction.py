@@ -1,5 +1,6 @@
 """Eviction policies, each against a list of all blocks that is sorted anew each time."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,6 +88,22 @@ def test_places_that_do_not_hold_any_more_are_cleared() -> None:
     assert len(eviction._heap) <= MIN_PLACES
     assert [eviction.evict() for _ in range(4)] == [3, 2, 0, 1]
     assert len(eviction) == eviction.num_wanted == 0
+
+
+def test_the_order_holds_while_readers_change_thousands_of_times() -> None:
+    rng, eviction, num_readers = random.Random(2), TaskAware(), dict.fromkeys(range(100), 0)
+    for block_id in num_readers:
+        eviction.let_go(block_id, b"%d" % block_id, Kind.OFFLINE, 0)
+    for _ in range(20):
+        for _ in range(200):
+            block_id = rng.choice(list(num_readers))
+            num_readers[block_id] = rng.randrange(9)
+            eviction.count_readers(b"%d" % block_id, num_readers[block_id])
+        order = sorted(num_readers, key=lambda block_id: (num_readers[block_id], block_id))
+        for expected in order[:4]:
+            assert eviction.evict() == expected
+            del num_readers[expected]
+    assert list(eviction) == order[4:]
 
 
 def test_an_unknown_name_is_refused() -> None:

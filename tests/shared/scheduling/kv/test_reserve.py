@@ -21,6 +21,14 @@ def test_moments_by_hand() -> None:
     assert [reserve.num_blocks(held) for held in (0, 20, 54, 55, 100)] == [55, 35, 1, 0, 0]
 
 
+def test_without_sigmas_it_is_the_mean_over_any_window() -> None:
+    reserve = BurstReserve(window_s=0.5, num_sigmas=0.0)
+    reserve.observe(0.0, 10)
+    reserve.observe(0.1, 50)
+    reserve.observe(0.2, 0)
+    assert reserve.most_blocks() == pytest.approx(30.0)
+
+
 def test_steady_work_needs_no_more_than_it_holds() -> None:
     reserve = BurstReserve(60.0, 2.0)
     for second in range(100):
@@ -59,7 +67,7 @@ def test_moments_are_those_of_all_moments_of_the_window(seed: int) -> None:
     start_s = now_s
     reserve.observe(now_s, held)
     for _ in range(400):
-        duration_s = rng.choice([0.0, rng.expovariate(1.0), rng.expovariate(0.05)])
+        duration_s = rng.choice([0.0, rng.expovariate(1.0), rng.expovariate(0.05), rng.expovariate(0.005)])
         seen.append((now_s, now_s + duration_s, held))
         now_s += duration_s
         held = rng.randint(0, 500)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from operator import eq
 from typing import Any
 
 from shared.scheduling.request import Kind, Request
@@ -72,3 +73,9 @@ class NaiveOrder:
 
 def numbered(prefix: str) -> Iterator[str]:
     return (f"{prefix}-{number}" for number in itertools.count())
+
+
+def num_common_blocks(one: list[int], other: list[int], block_size: int) -> int:
+    """A short one at the end equals nothing but itself."""
+    blocks = ([each[n : n + block_size] for n in range(0, len(each), block_size)] for each in (one, other))
+    return sum(1 for _ in itertools.takewhile(bool, map(eq, *blocks)))

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
+from operator import eq, lt
 
 import pytest
 from hypothesis import settings
@@ -13,7 +14,7 @@ from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline.blend import BlendOrder
 from shared.scheduling.orders.offline.density.lengths import MAX_PREFIXES, PRIOR_TOKENS, OutputLengths, quantized
-from shared.scheduling.orders.offline.density.node import DensityLeaf, Placed, request_load
+from shared.scheduling.orders.offline.density.node import DensityLeaf, Placed, level_of, request_load
 from shared.scheduling.orders.offline.density.tree import MAX_TOLD
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
@@ -56,13 +57,11 @@ def read(order: OfflineOrder, view: OfflineView = NOBODY, turn: Turn | None = No
 class BlendMachine(RuleBasedStateMachine):
     """Beside the naive order, through arrivals, starts, losses, ends and what they teach."""
 
-    @initialize(
-        block_size=st.integers(1, 4),
-        sample_share=st.sampled_from([0.0, 0.0, 0.4]),
-        threshold=st.sampled_from([0.0, 0.01, 0.1, 0.5, 3.0]),
-    )
-    def start(self, block_size: int, sample_share: float, threshold: float) -> None:
-        self.order = BlendOrder(block_size, sample_share, threshold)
+    threshold = 0.0
+
+    @initialize(block_size=st.integers(1, 4), sample_share=st.sampled_from([0.0, 0.0, 0.4]))
+    def start(self, block_size: int, sample_share: float) -> None:
+        self.order = BlendOrder(block_size, sample_share, self.threshold)
         self.naive = NaiveBlend(block_size, self.order._tree)
         self.samples: dict[str, None] = {}  # that wait
         self.taken: dict[str, Request] = {}
@@ -208,8 +207,24 @@ def _tokens(packed: bytes) -> tuple[int, ...]:
     return tuple(memoryview(packed).cast("I"))
 
 
-BlendMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40)
+class SeldomOpenMachine(BlendMachine):
+    threshold = 0.01
+
+
+class HalfOpenMachine(BlendMachine):
+    threshold = 0.2
+
+
+class OpenMachine(BlendMachine):
+    threshold = 3.0
+
+
 TestBlend = BlendMachine.TestCase
+TestSeldomOpenBlend = SeldomOpenMachine.TestCase
+TestHalfOpenBlend = HalfOpenMachine.TestCase
+TestOpenBlend = OpenMachine.TestCase
+TestBlend.settings = TestSeldomOpenBlend.settings = settings(max_examples=6, stateful_step_count=40)
+TestHalfOpenBlend.settings = TestOpenBlend.settings = settings(max_examples=6, stateful_step_count=40)
 
 
 def units(order: BlendOrder) -> list[list[str]]:
@@ -253,6 +268,54 @@ def test_a_prefix_is_opened_and_closed_again_with_what_comes_and_goes() -> None:
     assert len(units(order)) == 1
     order.give_back("long")
     assert len(units(order)) == 9
+    order.check_integrity()
+
+
+def test_a_prefix_is_opened_from_its_share_on() -> None:
+    """At a half: 64 tokens for each of three, 192, of 20 below it, 108, and 16 with the longest answer."""
+    for longest, is_open in ((240, True), (239, False)):
+        order = make_order(0.5)
+        for number, (request_id, most) in enumerate((("short", 4), ("middle", 92), ("long", longest))):
+            add(order, request_id, SHARED + [number] * 16, most)
+        assert (len(units(order)) == 3) is is_open
+        order.check_integrity()
+
+
+def test_an_open_prefix_is_closed_beyond_twice_its_share() -> None:
+    """Once the longest has gone: 64 tokens for each of two, 128, of 20 and 16 with the middle answer below it."""
+    for middle, is_open in ((92, True), (91, False)):
+        order = make_order(0.5)
+        for number, (request_id, most) in enumerate((("short", 4), ("middle", middle), ("long", 4000))):
+            add(order, request_id, SHARED + [number] * 16, most)
+        assert len(units(order)) == 3
+        order.take("long")
+        assert (len(units(order)) == 2) is is_open
+        order.check_integrity()
+
+
+def test_no_prefix_is_open_below_one_that_is_closed() -> None:
+    """The inner one would be, for the answers below it; once there is little else below the outer one both are."""
+    order = make_order(0.01)
+    for number in range(200):
+        add(order, f"short-{number}", SHARED + [number] * 16, 4)
+    for number in range(2):
+        add(order, f"long-{number}", SHARED + [900] * 16 + [number] * 16, 10_000)
+    assert len(units(order)) == 1
+    order.check_integrity()
+    for number in range(200):
+        order.take(f"short-{number}")
+    assert len(units(order)) == 2
+    order.check_integrity()
+
+
+def test_who_waits_alone_below_an_open_prefix_is_ranked_without_it() -> None:
+    """It has 76 tokens for 6,600 that are read; with the prefix it would be denser than the other, 160 for 9,600."""
+    order = make_order(1.0)
+    add(order, "held", SHARED + [1] * 16, 60)
+    order.take("held")
+    add(order, "waits", SHARED + [2] * 16, 60)
+    add(order, "other", [3] * 80, 80)
+    assert units(order) == [["other"], ["waits"]]
     order.check_integrity()
 
 
@@ -517,6 +580,43 @@ def test_readers_begin_in_parts_of_equal_compute_and_the_roots_density() -> None
         assert reads == pytest.approx(root.double_reads / 4, rel=0.03)
 
 
+def test_a_reader_goes_on_where_it_took_from_and_others_come_there_last() -> None:
+    """Of four prefixes that are denser than the whole, one request is due from the left; the rest comes from the right,
+    after all of the fifth, which is not."""
+    order = make_order(0.0)
+    for prefix, most in enumerate((2, 4, 8, 16, 3000)):
+        for number in range(6 if most < 3000 else 20):
+            add(order, f"{prefix}-{number}", [prefix] * 64 + [100 * prefix + number] * 16, most)
+
+    def prefixes(view: OfflineView) -> str:
+        return "".join(dict.fromkeys(request_id[0] for request_id in read(order, view)))
+
+    assert prefixes(NOBODY) == "04321"
+    order.take("2-0", "executor-0")
+    assert (prefixes(OfflineView("executor-0")), prefixes(OfflineView("executor-1"))) == ("24310", "04312")
+    order.take("3-0", "executor-1")
+    assert (prefixes(OfflineView("executor-0")), prefixes(OfflineView("executor-1"))) == ("24103", "34102")
+    order.leave("executor-0")
+    order.leave("executor-1")
+    assert prefixes(OfflineView("executor-2")) == "04321"
+
+
+def test_a_place_within_a_level_has_its_share_of_the_units_there_ahead_of_it() -> None:
+    """Of those of the group that has most."""
+    rng, order = random.Random(1), make_order()
+    for number in range(300):
+        group = "x" if number % 7 else "y"
+        add(order, f"r-{number}", [number] * 100, rng.choice([5, 50, 500]), group=group)
+    tree = order._tree
+    ranks = [unit.rank for unit in tree.root.in_line(["x"])]
+    assert len(tree.levels) == 3
+    for level, _ in tree.levels:
+        num_before, num_here = (sum(compare(level_of(rank), level) for rank in ranks) for compare in (lt, eq))
+        for share in (0.0, 0.3, 0.5, 1.0):
+            place = tree.rank_at(level, share)
+            assert sum(rank < place for rank in ranks) == num_before + int(num_here * share)
+
+
 def test_each_reader_has_its_own_part_and_then_what_is_left() -> None:
     order = make_order()
     for number in range(400):
@@ -589,6 +689,46 @@ def test_what_has_yet_to_grow_keeps_its_room() -> None:
     lone = make_order()
     add(lone, "larger than all", [1] * 16_000, 3000)
     assert read(lone, OfflineView("executor-0", num_free_blocks=1000)) == ["larger than all"]
+
+
+def test_who_enters_with_its_prompt_in_the_cache_keeps_its_room_too() -> None:
+    """As above; each comes into the step as a decode."""
+    order = make_order()
+    for number in range(40):
+        add(order, f"r-{number}", [number] * 160, 3000)
+    view, entered = OfflineView("executor-0", num_free_blocks=1000), 0
+    for request in order.in_order(view):
+        view.features.add_decode(request.num_tokens)
+        entered += 1
+    assert entered == 5
+
+
+def test_what_is_memory_bound_enters_as_far_as_its_part_of_the_room_goes() -> None:
+    """In the step in which all of it is longest: M_R = M (rho_L - rho) / (rho_L - rho_R)."""
+    left, right = request_load(512, 512, 64), request_load(100, 100, 900)
+    order = make_order()
+    for number in range(200):
+        add(order, f"left-{number}", [number] * 512, 64)
+        if number < 100:
+            add(order, f"right-{number}", [1000 + number] * 100, 900)
+    rho = order._tree.root.load.density
+    part = (left.density - rho) / (left.density - right.density)
+    assert 0.2 < part < 0.9
+    entered = enter(order, OfflineView("executor-0", num_free_blocks=1000))
+    assert sum(each.startswith("right") for each in entered) == int(part * 16_000 / 1000)
+
+
+@pytest.mark.parametrize("num_free_blocks", [0, 1000])
+def test_what_runs_there_of_others_does_not_count(num_free_blocks: int) -> None:
+    """Nor what has been given back: whatever an executor says."""
+    order = three_densities()
+    stranger = Request("stranger", Kind.OFFLINE, 100, 200, 99, 7)
+    back = Request("x-2", Kind.OFFLINE, 10_001, 10_002, 10_000, 7)
+    views = [
+        OfflineView("executor-0", num_free_blocks=num_free_blocks, running_offline=running)
+        for running in ([], [stranger, back])
+    ]
+    assert read(order, views[0], Turn(["x", "y"])) == read(order, views[1], Turn(["x", "y"])) != []
 
 
 @pytest.mark.parametrize("num_running", [0, 5])

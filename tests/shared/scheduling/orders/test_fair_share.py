@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from shared.scheduling.orders.offline.blend import BlendOrder
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.order import OfflineOrder, Turn
@@ -130,8 +131,9 @@ def test_a_new_client_does_not_owe_what_others_were_served_before() -> None:
     assert serve(order, 40).count("a") == pytest.approx(20, abs=1)
 
 
-def test_a_lost_request_is_not_charged_twice() -> None:
-    order = fair({"a": Share("ann"), "b": Share("ben")})
+@pytest.mark.parametrize("other", ["ann", "ben"])
+def test_a_lost_request_is_not_charged_twice(other: str) -> None:
+    order = fair({"a": Share("ann"), "b": Share(other)})
     add(order, "a", 20)
     add(order, "b", 20)
     for _ in range(30):
@@ -348,6 +350,62 @@ def test_clients_with_prompts_of_their_own_change_once_in_a_slack() -> None:
 
     assert num_changes(1) == 199
     assert num_changes(1000) == 9
+
+
+@pytest.mark.parametrize("other", ["ann", "ben"])
+def test_a_turn_lasts_until_the_slack_is_used_up(other: str) -> None:
+    order = fair({"a": Share("ann"), "b": Share(other)}, slack_tokens=10)
+    for batch_id in "ab":
+        add(order, batch_id, 20, tokens=3)
+    assert serve(order, 14) == [*"aaaa", *"bbbb", *"aaa", *"bbb"], "0 to 9, then 12 to 18"
+
+
+def test_who_presses_by_now_goes_first_once_one_of_it_was_taken() -> None:
+    shares = {"a": Share("ann"), "b": Share("ben")}
+    order = fair(shares, slack_tokens=1000)
+    add(order, "a", 3)
+    add(order, "b", 3)
+    shares["b"] = Share("ben", urgency=2.0)
+    assert next(order.in_order()).request_id == "a.1"
+    order.take("b.1")
+    assert serve(order, 4) == [*"bbaa"]
+    order.check_integrity()
+
+
+def test_what_is_read_is_what_taking_shows_also_where_somebody_presses_meanwhile() -> None:
+    shares = {"a": Share("ann"), "b": Share("ben")}
+    order = fair(shares, slack_tokens=1000)
+    for line in range(1, 5):
+        add(order, "b", 1, first=line)
+        add(order, "a", 1, first=line)
+    shares["b"] = Share("ben", urgency=2.0)
+    shown = [request.request_id[0] for request in order.in_order()]
+    assert shown == [*"bbbbaaaa"] == serve(order, 8)
+
+
+def test_the_order_within_hears_who_reads() -> None:
+    order = FairShare(PsmOrder(4))
+    for line in range(4):
+        order.add(make(f"batch.{line}"), pack_tokens([line % 2] * 8 + [line]))
+
+    def shown(reader: str) -> str:
+        return next(order.in_order(OfflineView(reader))).request_id
+
+    order.take("batch.0", "executor-0")
+    assert (shown("executor-0"), shown("executor-1")) == ("batch.2", "batch.1")
+    order.leave("executor-0")
+    assert shown("executor-1") == "batch.2"
+
+
+def test_the_order_within_learns_and_remembers() -> None:
+    order, other = (FairShare(BlendOrder(4, 0.0, 0.01)) for _ in "12")
+    add(order, "batch", 2)
+    order.take("batch.1")
+    assert order.remember() == b""
+    order.learn("batch.1", 5)
+    assert order.remember() != b"" and order.details()["output_lengths"] == 1
+    other.recall(order.remember())
+    assert other.remember() == order.remember()
 
 
 def test_within_the_slack_who_presses_goes_first() -> None:

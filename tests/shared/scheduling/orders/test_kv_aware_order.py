@@ -6,7 +6,7 @@ from operator import eq
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.scheduling.kv.request_cache import Found
 from shared.scheduling.orders.offline.kv_aware import KvAwareOrder
@@ -16,7 +16,7 @@ from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 from tests.shared.scheduling.factories import make_decode
-from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, numbered
+from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, num_common_blocks, numbered
 
 PROMPTS = st.lists(st.integers(0, 1), max_size=14)
 READERS = ("executor-0", "executor-1")
@@ -64,10 +64,7 @@ class NaiveKvAware:
         self.last[reader] = len(prompt).bit_length(), prompt
 
     def num_common(self, one: list[int], other: list[int]) -> int:
-        """Blocks; a short one at the end equals nothing but itself."""
-        size = self.block_size
-        blocks = ([each[n : n + size] for n in range(0, len(each), size)] for each in (one, other))
-        return sum(1 for _ in takewhile(bool, map(eq, *blocks)))
+        return num_common_blocks(one, other, self.block_size)
 
     def in_order(self, reader: str, cache: CacheOf, running: Sequence[Request]) -> list[str]:
         waiting = [bits for bits, bucket in self.buckets.items() if bucket.waiting()]
@@ -101,10 +98,13 @@ class NaiveKvAware:
 
 
 class KvAwareMachine(RuleBasedStateMachine):
-    @initialize(block_size=st.integers(1, 3))
-    def start(self, block_size: int) -> None:
-        self.order, self.naive = LengthBuckets(block_size), NaiveKvAware(block_size)
+    block_size = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order, self.naive = LengthBuckets(self.block_size), NaiveKvAware(self.block_size)
         self.ids, self.prompts = numbered("batch_1"), dict[str, list[int]]()
+        self.group_of: dict[str, str] = {}
 
     def held(self) -> list[str]:
         return [each for bucket in self.naive.buckets.values() for each in bucket.held]
@@ -116,7 +116,7 @@ class KvAwareMachine(RuleBasedStateMachine):
     def add(self, prompt: list[int], copies: int, group: str) -> None:
         for _ in range(copies):
             request_id = next(self.ids)
-            self.prompts[request_id] = prompt
+            self.prompts[request_id], self.group_of[request_id] = prompt, group
             self.naive.bucket(prompt).add(request_id, prompt)
             self.order.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt), group)
 
@@ -157,19 +157,32 @@ class KvAwareMachine(RuleBasedStateMachine):
         assert shown == [request.request_id for request in self.order.in_order(view)]
         for groups in ({"x": None}, {"x": None, "y": None}):
             turn = Turn(groups, set(shown[::3]))
+            cache.looked_up.clear()
             part = [request.request_id for request in self.order.in_order(view, turn)]
             assert len(set(part)) == len(part) and set(part).isdisjoint(turn.passed)
+            assert all(self.group_of[each] in groups and each not in turn.passed for each in (*part, *cache.looked_up))
             assert len(groups) == 1 or set(part) == set(shown) - set(shown[::3])
 
     @invariant()
     def counts_agree(self) -> None:
-        if hasattr(self, "order"):
-            self.order.check_integrity()
-            assert self.order.num_waiting == len(self.waiting())
+        self.order.check_integrity()
+        assert self.order.num_waiting == len(self.waiting())
 
 
-KvAwareMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
+class PairsMachine(KvAwareMachine):
+    block_size = 2
+
+
+class TriplesMachine(KvAwareMachine):
+    block_size = 3
+
+
 TestKvAware = KvAwareMachine.TestCase
+TestKvAwareByPairs = PairsMachine.TestCase
+TestKvAwareByTriples = TriplesMachine.TestCase
+TestKvAware.settings = TestKvAwareByPairs.settings = TestKvAwareByTriples.settings = settings(
+    max_examples=16, stateful_step_count=40
+)
 
 
 def make_order(prompts: dict[str, list[int]]) -> LengthBuckets:
@@ -196,6 +209,15 @@ def test_who_shares_what_is_cached_is_next_and_the_pool_is_not_scanned() -> None
     assert next(order.in_order(view)).request_id == "7777-1"
     assert len(cache.looked_up) == 1
     assert next(order.in_order(OfflineView("executor-1", cache))).request_id == "0-0"
+
+
+def test_of_what_is_cached_the_longest_is_first() -> None:
+    prompts = questions(3, 2)
+    order = make_order(prompts)
+    for document in range(3):
+        order.take(f"{document}-0", "executor-0")
+    cache = CacheOf(4, prompts, [prompts["0-0"][:8], prompts["1-0"][:32], prompts["2-0"][:16]])
+    assert [each.request_id for each in order.in_order(OfflineView("executor-0", cache))] == ["1-1", "2-1", "0-1"]
 
 
 def test_the_last_of_a_document_is_found_when_the_others_have_ended() -> None:
@@ -245,3 +267,17 @@ def test_what_enters_by_age_brings_its_document_with_it() -> None:
         cache = CacheOf(4, prompts, [prompts[request_id]])
     assert taken == ["2-0", "0-0", "0-1", "0-2"]
     order.check_integrity()
+
+
+def test_who_is_drawn_by_its_age_leads_its_reader_to_its_document() -> None:
+    """The oldest that waits is of the second document, since the first one's oldest runs elsewhere."""
+    prompts = questions(2, 2)
+    order = KvAwareOrder(4, 0.5, iter([0.9, 0.9, 0.1, 0.1]))
+    for request_id, prompt in prompts.items():
+        order.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt))
+    assert next(order.in_order()).request_id == "0-0"
+    order.take("0-0")
+    assert next(order.in_order(OfflineView("executor-0"))).request_id == "1-0"
+    order.take("1-0", "executor-0")
+    view = OfflineView("executor-0", CacheOf(4, prompts, [prompts["1-0"]]))
+    assert next(order.in_order(view)).request_id == "1-1"

@@ -17,7 +17,7 @@ from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrd
 from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
 from shared.scheduling.strategy import PRESETS
-from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, numbered
+from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, num_common_blocks, numbered
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
 READERS = ("executor-0", "executor-1", "executor-2")
@@ -32,10 +32,11 @@ def read(order: OfflineOrder, turn: Turn | None = None) -> list[str]:
 class OrderMachine(RuleBasedStateMachine):
     """All three orders beside one naive model, through arrivals, starts, losses and ends."""
 
-    @initialize(
-        block_size=st.integers(1, 4), utility_ratio=st.sampled_from([0.0, 0.3, 0.8, 1.0]), seed=st.integers(0, 999)
-    )
-    def start(self, block_size: int, utility_ratio: float, seed: int) -> None:
+    block_size = 1
+
+    @initialize(utility_ratio=st.sampled_from([0.0, 0.3, 0.8, 1.0]), seed=st.integers(0, 999))
+    def start(self, utility_ratio: float, seed: int) -> None:
+        block_size = self.block_size
         self.naive = NaiveOrder(block_size)
         self.ids = numbered("batch_1")
         self.utility_ratio = utility_ratio
@@ -142,8 +143,65 @@ class OrderMachine(RuleBasedStateMachine):
             assert sorted(shown) == sorted(group for group in GROUPS for _ in range(min(2, waiting.count(group))))
 
 
-OrderMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=60)
+class PairsMachine(OrderMachine):
+    block_size = 2
+
+
+class LargeBlocksMachine(OrderMachine):
+    block_size = 4
+
+
 TestOrders = OrderMachine.TestCase
+TestOrdersByPairs = PairsMachine.TestCase
+TestOrdersByLargeBlocks = LargeBlocksMachine.TestCase
+TestOrders.settings = TestOrdersByPairs.settings = TestOrdersByLargeBlocks.settings = settings(
+    max_examples=10, stateful_step_count=60
+)
+
+
+@given(
+    block_size=st.integers(1, 4),
+    prompts=st.lists(PROMPTS | LONG_PROMPTS, max_size=10),
+    changes=st.lists(st.tuples(st.sampled_from(["hold", "remove"]), st.integers(0, 20)), max_size=8),
+    avoiding=st.lists(PROMPTS, max_size=2),
+)
+def test_a_trie_is_as_one_that_is_walked_anew(
+    block_size: int, prompts: list[list[int]], changes: list[tuple[str, int]], avoiding: list[list[int]]
+) -> None:
+    """And from each of its parts on, what is there comes first, then what is near."""
+    trie, naive = PrefixTrie(block_size), NaiveOrder(block_size)
+    for number, prompt in enumerate(prompts):
+        naive.add(str(number), prompt)
+        trie.add(make_waiting(str(number), len(prompt)), pack_tokens(prompt), GROUPS[number % 2])
+    for change, index in changes:
+        if waiting := naive.waiting():
+            request_id = waiting[index % len(waiting)]
+            if change == "hold":
+                naive.held[request_id] = None
+                assert trie.hold(request_id) == pack_tokens(naive.prompts[request_id])
+            else:
+                naive.remove(request_id)
+                trie.remove(request_id)
+    trie.check_integrity()
+    assert [each.request_id for each in trie.depth_first(map(pack_tokens, avoiding))] == naive.depth_first(avoiding)
+    for group in GROUPS[:2]:
+        of_group = [each for each in naive.depth_first() if GROUPS[int(each) % 2] == group]
+        turn = Turn([group], set(of_group[1::3]))
+        assert [each.request_id for each in trie.depth_first(turn=turn)] == [
+            each for each in of_group if each not in turn.passed
+        ]
+    for prompt in prompts:
+        common = {each: num_common_blocks(prompt, naive.prompts[each], block_size) for each in naive.waiting()}
+        most = max(common.values(), default=0)
+        near = [each for each in naive.depth_first() if common[each] == most]
+        node = trie.deepest_waiting(pack_tokens(prompt))
+        assert (node is None) is (most == 0)
+        if node is not None:
+            assert [each.request_id for each in trie.below(node)] == near
+            outward = [each.request_id for each in trie.outward(node)]
+            assert outward[: len(near)] == near and sorted(outward) == sorted(common)
+            shared = [num_common_blocks(naive.prompts[near[0]], naive.prompts[each], block_size) for each in outward]
+            assert shared[len(near) :] == sorted(shared[len(near) :], reverse=True)
 
 
 def test_a_trie_under_thousands_of_operations() -> None:
@@ -227,6 +285,77 @@ def test_a_stale_request_that_does_not_fit_yet_is_not_passed_over() -> None:
         order.add(make_waiting(f"later-{number}", 8), pack_tokens([1] * 8))
     for _ in range(20):  # plans that break at the first request
         assert next(order.in_order()).request_id == "stale"
+
+
+@pytest.mark.parametrize("utility_ratio", [0.0, 1.0])
+def test_those_whose_turn_it_is_are_shown_by_age_and_by_prefix(utility_ratio: float) -> None:
+    order = PsmFairOrder(2, utility_ratio, iter(lambda: 0.5, None))
+    for number, (prefix, group) in enumerate(((1, "x"), (2, "x"), (1, "y"), (1, "x"))):
+        order.add(make_waiting(str(number), 3), pack_tokens([prefix, prefix, number]), group)
+    assert read(order, Turn(["x"])) == [*("013" if utility_ratio == 0.0 else "031")]
+    assert read(order, Turn(["y"])) == ["2"]
+    assert read(order, Turn(["x", "y"])) == read(order)
+
+
+@pytest.mark.parametrize(("drawn", "shown"), [(0.5, "1-1"), (0.4, "2-0")])
+def test_who_is_drawn_by_its_age_does_not_lead_its_reader_to_its_prompt(drawn: float, shown: str) -> None:
+    """So another reader need not keep away from there. A draw is by prefix below the ratio, and by age from it on."""
+    order = PsmFairOrder(2, 0.5, iter([drawn, 0.1, 0.1, 0.1]))
+    for prefix, number in ((1, 0), (1, 1), (2, 0)):
+        order.add(make_waiting(f"{prefix}-{number}", 3), pack_tokens([prefix, prefix, number]))
+    assert next(order.in_order(OfflineView("executor-0"))).request_id == "1-0"
+    order.take("1-0", "executor-0")
+    assert next(order.in_order(OfflineView("executor-1"))).request_id == shown
+    order.leave("executor-0")
+    assert next(order.in_order(OfflineView("executor-1"))).request_id == "1-1"
+
+
+ACTIONS = st.tuples(st.sampled_from(["add", "add", "take", "give back", "remove"]), PROMPTS, st.integers(0, 9))
+
+
+@settings(max_examples=50)
+@given(
+    utility_ratio=st.sampled_from([0.0, 0.4, 1.0]),
+    seed=st.integers(0, 99),
+    actions=st.lists(ACTIONS, min_size=5, max_size=20),
+)
+def test_the_fair_order_is_the_algorithms_whatever_comes_and_goes(
+    utility_ratio: float, seed: int, actions: list[tuple[str, list[int], int]]
+) -> None:
+    naive, order, ids = (
+        NaiveOrder(2),
+        PsmFairOrder(2, utility_ratio, iter(random.Random(seed).random, None)),
+        numbered("r"),
+    )
+    numbers, draws, shown = iter(random.Random(seed).random, None), list[float](), list[str]()
+    group_of: dict[str, str] = {}
+    for action, prompt, index in actions:
+        if action == "add":
+            request_id = next(ids)
+            group_of[request_id] = GROUPS[index % 2]
+            naive.add(request_id, prompt)
+            order.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt), group_of[request_id])
+        elif action == "take" and shown:
+            naive.held[shown[0]] = None
+            order.take(shown[0])
+            del draws[0]
+        elif action == "give back" and naive.held:
+            request_id = list(naive.held)[index % len(naive.held)]
+            del naive.held[request_id]
+            order.give_back(request_id)
+        elif action == "remove" and naive.prompts:
+            request_id = list(naive.prompts)[index % len(naive.prompts)]
+            naive.remove(request_id)
+            order.remove(request_id)
+        draws += islice(numbers, max(0, len(naive.waiting()) + 1 - len(draws)))
+        shown = naive.fair(utility_ratio, draws)
+        order.check_integrity()
+        assert read(order) == shown and order.num_waiting == len(shown)
+    for index, group in enumerate(GROUPS[:2]):
+        of_group = [each for each in shown if group_of[each] == group]
+        passed = set(of_group[:index])
+        assert sorted(read(order, Turn([group], passed))) == sorted(each for each in of_group if each not in passed)
+    assert read(order, Turn(GROUPS, set(shown[:2]))) == shown[2:]
 
 
 @pytest.mark.parametrize("name", OFFLINE_ORDERS)

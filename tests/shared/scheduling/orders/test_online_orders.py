@@ -94,9 +94,13 @@ class Site:
                 self.ended.append(request.request_id)
 
     def _held(self, request_id: str) -> Request:
-        request = self.table.get(request_id)
-        assert request is not None
-        return request
+        return held_by(self.table, request_id)
+
+
+def held_by(table: RequestTable, request_id: str) -> Request:
+    request = table.get(request_id)
+    assert request is not None
+    return request
 
 
 def count(order: OnlineOrder, client: str) -> float:
@@ -276,6 +280,33 @@ def test_a_preempted_request_is_first_of_its_client_and_its_prompt_counts_once()
     assert count(order, "a") == 100
 
 
+def test_a_prompt_counts_by_its_clients_weight_and_once_where_it_waits_again_alone() -> None:
+    order = Vtc()
+    request = make_request("a", client="a", weight=4.0)
+    table = make_table(request, order=order)
+    for _ in range(2):
+        request.num_blocks = 7
+        table.start(request)
+        assert count(order, "a") == 100 * WEIGHT_INPUT / 4 and not ids(table.online_queue())
+        table.preempt(request)
+        assert ids(table.online_queue()) == ["a"]
+
+
+def test_who_takes_an_order_over_has_those_that_lose_their_kv_wait_as_in_the_first() -> None:
+    """By their first start, before those that have never run."""
+    table = make_table(*(make_request(name, client=name[0]) for name in ("a1", "a2", "a3", "b1")), order=Vtc())
+    for name in ("a2", "b1", "a1"):
+        request = held_by(table, name)
+        request.num_blocks = 7
+        table.start(request)
+    other = RequestTable(Vtc())
+    other.replace(table.copies(), table.online_order.counters())
+    for each in (table, other):
+        for name in ("a1", "b1", "a2"):
+            each.preempt(held_by(each, name))
+        assert ids(each.online_queue()) == ["a2", "b1", "a1", "a3"]
+
+
 @given(
     online=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 300)), max_size=12),
     num_decodes=st.integers(0, 5),
@@ -331,3 +362,9 @@ def test_names_and_weights() -> None:
         make_online_order("vtc", OnlineOrderKnobs(vtc_weight_input=-1.0))
     with pytest.raises(ValueError, match="nor both 0"):
         Vtc(0.0, 0.0)
+    request = make_request(client="a")
+    for weight_input, weight_output in ((0.0, 2.0), (1.0, 0.0), (1.0, 1.0)):
+        table = make_table(copy(request), order=(order := Vtc(weight_input, weight_output)))
+        table.start(next(table.online_queue()))
+        order.generate(request, 5)
+        assert count(order, "a") == 100 * weight_input + 5 * weight_output

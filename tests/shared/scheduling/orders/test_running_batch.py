@@ -63,7 +63,7 @@ def decode(order: BlendOrder, running: list[Request], num_steps: int) -> None:
             order.remove(request.request_id)
 
 
-def test_computing_enters_as_reading_grows() -> None:
+def test_computing_enters_as_more_is_read() -> None:
     """Long requests that begin together read little at first; so little of the rest enters beside them, and more as
     they grow, until the last of them ends."""
     order = make_order(
