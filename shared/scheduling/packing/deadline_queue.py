@@ -70,13 +70,17 @@ class DeadlineQueue:
         return [timed.request for timed in (*self._late, *self._in_time) if timed.request.is_running]
 
     def poll(self) -> Iterator[Timed]:
-        """All of them, read lazily and once."""
+        """All of them, read lazily and once; who has been read ahead when the entrance closes does not come either."""
         yield from heapq.merge(self._in_time, self._recent_in_time, key=_remaining_ms)
-        yield from heapq.merge(self._late, self._late_lost_kv(), self._late_waiting(), key=_remaining_ms)
+        late = heapq.merge(self._late, self._late_lost_kv(), self._late_waiting(), key=_remaining_ms)
+        yield from (timed for timed in late if not (self._is_closed and self._waits_past(timed.request)))
 
     def close_entrance(self) -> None:
-        """Nobody can enter any more: stop reading those that wait past their deadlines, who may be many."""
+        """Nobody who waits past a deadline can enter any more: stop reading those, who may be many."""
         self._is_closed = True
+
+    def _waits_past(self, request: Request) -> bool:
+        return not request.is_running and request.deadline_ms <= self._pace.now_ms
 
     def _late_lost_kv(self) -> Iterator[Timed]:
         """Often the first of them cannot enter, and the others need not be sorted."""

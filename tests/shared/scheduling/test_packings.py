@@ -19,6 +19,7 @@ from shared.scheduling.strategy import PRESETS, Strategy, preset_named
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
 from tests.shared.scheduling.factories import (
+    held_offline,
     make_decode,
     make_request,
     make_table,
@@ -30,31 +31,10 @@ from tests.shared.scheduling.factories import (
 FCFS, TURNS = packing_named("fcfs"), packing_named("round-robin")
 
 
-def held_offline(decodes: bool, prompt: int, computed: int, kept_share: float | None) -> Request:
-    """``kept_share``: of its blocks, while it is paused."""
-    if decodes:
-        made = make_decode(kind=Kind.OFFLINE, context=prompt)
-    else:
-        made = make_request(kind=Kind.OFFLINE, prompt=prompt + 1, computed=min(computed, prompt))
-    if kept_share is not None and made.is_running:
-        made.num_kept_blocks = int(kept_share * made.num_blocks)
-        made.num_missing_slots = prompt % 17
-    return made
-
-
-offline_requests = st.builds(
-    held_offline,
-    st.booleans(),
-    st.integers(1, 300),
-    st.integers(0, 300),
-    st.sampled_from([None, None, 0.0, 0.5, 1.0]),
-)
-
-
 @pytest.mark.parametrize("name", PACKINGS)
 @given(
     online=held_online(),
-    offline=st.lists(offline_requests, max_size=12),
+    offline=st.lists(held_offline, max_size=12),
     prompts=st.lists(st.integers(1, 400), max_size=6),
     free=st.integers(0, 60),
     max_seqs=st.integers(1, 40),
