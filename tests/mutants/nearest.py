@@ -5,6 +5,8 @@ from pathlib import Path
 CORE = "tests/shared/scheduling"
 REPLICA = "tests/shared/replica"
 PACKINGS = (f"{CORE}/test_two_phase_packing.py", f"{CORE}/test_packings.py")
+DEADLINES = (f"{CORE}/test_deadline_queue.py", f"{CORE}/test_deadline_packing.py")
+KV_AWARE = (f"{CORE}/test_kv_aware_packing.py", f"{CORE}/test_packings.py")
 SKIPPED = "not interrupted and not grows"  # what is asserted of time and sizes finds no mutant, and takes half of it
 TESTS = {
     "shared/scheduling": (f"{CORE}/test_*.py",),
@@ -21,13 +23,43 @@ TESTS = {
         f"{CORE}/test_mix_decoding_packing.py",
         f"{CORE}/test_paused_requests.py",
     ),
-    "shared/scheduling/packing/victims.py": PACKINGS,
-    "shared/scheduling/packing/giving_way.py": (*PACKINGS, f"{CORE}/test_giving_way.py"),
+    "shared/scheduling/packing/victims.py": (*PACKINGS, f"{CORE}/test_arrival_packing.py", *DEADLINES),
+    "shared/scheduling/packing/giving_way.py": (
+        f"{CORE}/test_giving_way.py",
+        f"{CORE}/test_two_phase_packing.py",
+        f"{CORE}/test_kv_aware_packing.py",
+    ),
+    "shared/scheduling/packing/deadline.py": (*DEADLINES, f"{CORE}/test_packings.py"),
+    "shared/scheduling/packing/deadline_queue.py": (*DEADLINES, f"{CORE}/test_kv_aware_packing.py"),
+    "shared/scheduling/packing/arrival.py": (f"{CORE}/test_arrival_packing.py", f"{CORE}/test_packings.py"),
+    "shared/scheduling/packing/packing.py": (
+        *PACKINGS,
+        f"{CORE}/test_arrival_packing.py",
+        f"{CORE}/test_deadline_packing.py",
+        f"{CORE}/test_paused_requests.py",
+    ),
+    "shared/scheduling/packing/kv_aware.py": KV_AWARE,
+    "shared/scheduling/packing/kv_changes.py": KV_AWARE,
+    "shared/scheduling/packing/offline_decodes.py": KV_AWARE,
+    "shared/scheduling/packing/offline_line.py": KV_AWARE,
+    "shared/scheduling/packing/worth.py": (f"{CORE}/test_worth.py", *KV_AWARE),
+    "shared/scheduling/packing/online_limit.py": (*KV_AWARE, f"{CORE}/test_mix_decoding_packing.py"),
+    "shared/scheduling/packing/mix_decoding.py": (
+        f"{CORE}/test_mix_decoding_packing.py",
+        f"{CORE}/test_gating.py",
+        f"{CORE}/test_giving_way.py",
+        f"{CORE}/test_worked_example.py",
+    ),
+    "shared/scheduling/packing/gating.py": (f"{CORE}/test_gating.py", f"{CORE}/test_pace.py"),
+    "shared/scheduling/packing/pace.py": (f"{CORE}/test_pace.py", f"{CORE}/test_tolerance.py"),
+    "shared/scheduling/packing/token_slo.py": (f"{CORE}/test_token_slo.py",),
     "shared/scheduling/kv": (f"{CORE}/kv",),
     "shared/scheduling/orders": (f"{CORE}/orders",),
     "shared/scheduling/planning": (
         f"{CORE}/test_pipeline.py",
         f"{CORE}/test_table_and_mirror.py",
+        f"{CORE}/test_mirror_of_a_pool.py",
+        f"{CORE}/test_expected_cache.py",
         f"{CORE}/test_paused_requests.py",
         f"{REPLICA}/test_readers.py",
         f"{REPLICA}/test_scheduler.py",
