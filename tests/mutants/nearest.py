@@ -6,7 +6,7 @@ CORE = "tests/shared/scheduling"
 REPLICA = "tests/shared/replica"
 PACKINGS = (f"{CORE}/test_two_phase_packing.py", f"{CORE}/test_packings.py")
 DEADLINES = (f"{CORE}/test_deadline_queue.py", f"{CORE}/test_deadline_packing.py")
-KV_AWARE = (f"{CORE}/test_kv_aware_packing.py", f"{CORE}/test_packings.py")
+KV_AWARE = (f"{CORE}/test_kv_aware_packing.py", f"{CORE}/test_worth.py")
 SKIPPED = "not interrupted and not grows"  # what is asserted of time and sizes finds no mutant, and takes half of it
 TESTS = {
     "shared/scheduling": (f"{CORE}/test_*.py",),
@@ -42,7 +42,7 @@ TESTS = {
     "shared/scheduling/packing/kv_changes.py": KV_AWARE,
     "shared/scheduling/packing/offline_decodes.py": KV_AWARE,
     "shared/scheduling/packing/offline_line.py": KV_AWARE,
-    "shared/scheduling/packing/worth.py": (f"{CORE}/test_worth.py", *KV_AWARE),
+    "shared/scheduling/packing/worth.py": KV_AWARE,
     "shared/scheduling/packing/online_limit.py": (*KV_AWARE, f"{CORE}/test_mix_decoding_packing.py"),
     "shared/scheduling/packing/mix_decoding.py": (
         f"{CORE}/test_mix_decoding_packing.py",

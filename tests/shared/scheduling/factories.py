@@ -25,7 +25,7 @@ from shared.scheduling.table import RequestTable
 _numbers = itertools.count()
 
 MODEL = LinearLatencyModel(10.0, 0.5, 0.001, 0.0, 0.0, 0.5, 1.0)
-EXACT = LinearLatencyModel(8.0, 0.5, 1 / 64, 0.0, 0.0, 0.5, 1.0, 1 / 1024)  # of whose times no sum is rounded
+EXACT = LinearLatencyModel(8.0, 0.5, 1 / 64, 0.0, 0.0, 0.5, 1.0, 1 / 64)  # of whose times no sum is rounded
 LIMITS = Limits(block_size=16, num_blocks=1000, max_num_batched_tokens=512, max_num_seqs=64)
 UNBOUNDED = Policy(math.inf)
 TWO_PHASE = TwoPhasePacking()
@@ -124,7 +124,9 @@ def features_of(entries: list[ScheduledRequest], by_id: dict[str, Request]) -> B
     return features
 
 
-prompt_lengths = st.one_of(st.integers(1, 300), st.integers(1, 18).map(lambda blocks: 16 * blocks))
+prompt_lengths = st.one_of(
+    st.integers(1, 300), st.integers(1, 18).flatmap(lambda blocks: st.sampled_from([16 * blocks, 16 * blocks - 1]))
+)
 computed_lengths = st.one_of(st.just(0), prompt_lengths)  # of those that have not computed all
 
 held_requests = st.builds(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
+from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.kv.request_cache import Found
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue
@@ -26,6 +27,7 @@ from tests.shared.scheduling.factories import (
     make_decode,
     make_request,
     make_table,
+    prompt_lengths,
     queue_of,
     step_state,
     tokens,
@@ -149,7 +151,7 @@ def test_each_deadline_that_can_be_met_bounds_the_step(
     offline=st.lists(st.tuples(held_offline, st.booleans()), max_size=8),
     prompts=st.lists(st.tuples(st.integers(1, 100), st.integers(0, 4), st.integers(0, 4)), max_size=12),
     has_online=st.booleans(),
-    budget_ms=st.sampled_from([0.0, 9.5, 12.0, 30.5, 60.5, 150.5, math.inf]),
+    budget_ms=st.sampled_from([0.0, 9.5, 12.0, 14.0, 30.5, 60.5, 150.5, math.inf]),
     free=st.integers(0, 30),
     kept=st.tuples(st.integers(0, 30), st.integers(0, 6)),
     sizes=st.tuples(st.integers(1, 20), st.integers(1, 300)),
@@ -173,18 +175,89 @@ def test_each_change_is_the_best(
     for request, (length, num_cached, num_held) in zip(queue, prompts, strict=True):
         num_cached = min(num_cached, (length - 1) // 16)
         cached[request.request_id] = Found(16 * num_cached, min(num_held, num_cached))
-    online = [make_decode("on")] if has_online else []
-    budget_ms = budget_ms if has_online else max(budget_ms, 30.5)
-    policy = Policy(budget_ms, packing="kv-aware", idle_budget_ms=budget_ms, benefit=benefit)
     limits = Limits(16, 4000, max_num_batched_tokens=sizes[1], max_num_seqs=sizes[0])
-    state = step_state(make_table(*online, *held), limits, policy, free)
-    state = replace(state, model=EXACT, cache=CacheOf(cached), num_wanted_blocks=kept[0], num_reserved_blocks=kept[1])
+    state = changes_state(held, has_online, budget_ms, free, limits, benefit)
+    state = replace(state, cache=CacheOf(cached), num_wanted_blocks=kept[0], num_reserved_blocks=kept[1])
+    check_changes(state, queue)
+
+
+@given(
+    offline=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40)), min_size=1, max_size=6),
+    prompts=st.lists(st.integers(1, 20), max_size=2),
+    has_online=st.booleans(),
+    budget_ms=st.one_of(st.just(math.inf), st.integers(4 * 9, 4 * 40).map(lambda quarters: quarters / 4)),
+    free=st.integers(0, 2),
+    num_wanted=st.integers(0, 2),
+    max_tokens=st.sampled_from([3, 20, 300]),
+    decode=st.sampled_from([0.5, 2.0, 64.0]),
+)
+def test_each_change_is_the_best_where_all_lack_blocks(
+    offline: list[tuple[int, int]],
+    prompts: list[int],
+    has_online: bool,
+    budget_ms: float,
+    free: int,
+    num_wanted: int,
+    max_tokens: int,
+    decode: float,
+) -> None:
+    """They have filled theirs; some decode, and others have more to compute."""
+    held = [
+        make_request(kind=OFFLINE, prompt=16 * blocks + max(1, more - 20), computed=16 * blocks)
+        for blocks, more in offline
+    ]
+    queue = [make_request(kind=OFFLINE, prompt=length) for length in prompts]
+    limits = Limits(16, 4000, max_num_batched_tokens=max_tokens, max_num_seqs=64)
+    state = changes_state(held, has_online, budget_ms, free, limits, Benefit(1.0, decode))
+    check_changes(replace(state, num_wanted_blocks=num_wanted), queue)
+
+
+@given(
+    contexts=st.lists(prompt_lengths, min_size=2, max_size=8),
+    started=st.lists(st.tuples(prompt_lengths, st.integers(1, 100)), min_size=1, max_size=2),
+    free=st.integers(0, 12),
+    num_wanted=st.integers(0, 12),
+    decode=st.sampled_from([1.0, 2.0, 3.0, 4.0]),
+)
+def test_each_change_is_the_best_where_decodes_are_worth_about_as_much_as_prompts(
+    contexts: list[int], started: list[tuple[int, int]], free: int, num_wanted: int, decode: float
+) -> None:
+    held = [make_decode(kind=OFFLINE, context=context) for context in contexts]
+    held += [make_request(kind=OFFLINE, prompt=computed + more, computed=computed) for computed, more in started]
+    state = changes_state(held, True, math.inf, free, Limits(16, 4000, 300, 64), Benefit(1.0, decode))
+    check_changes(replace(state, num_wanted_blocks=num_wanted), [])
+
+
+def changes_state(
+    held: list[Request], has_online: bool, budget_ms: float, free: int, limits: Limits, benefit: Benefit
+) -> StepState:
+    """Without online work there is time for a block of tokens at least."""
+    online = [make_decode("on")] if has_online else []
+    budget_ms = budget_ms if has_online else max(budget_ms, 150.5)
+    policy = Policy(budget_ms, packing="kv-aware", idle_budget_ms=budget_ms, benefit=benefit)
+    return replace(step_state(make_table(*online, *held), limits, policy, free), model=EXACT)
+
+
+def check_changes(state: StepState, queue: list[Request]) -> None:
     schedule = KV_AWARE.schedule(state, queue_of(queue))
-    batch = NaiveBatch(state, budget_ms, free, limits.max_num_seqs, [(each, 1) for each in online])
-    changes = NaiveChanges(batch, queue)
+    online = [(each, 1) for each in state.table.running(Kind.ONLINE).values()]
+    budget_ms = state.policy.latency_budget_ms
+    changes = NaiveChanges(
+        NaiveBatch(state, budget_ms, state.num_free_blocks, state.limits.max_num_seqs, online), queue
+    )
     changes.make()
-    assert schedule.entries == batch.entries
+    assert schedule.entries == changes.batch.entries
     assert schedule.preempted == [request.request_id for request in changes.lost]
+
+
+def test_of_equal_worth_decodes_go_before_prompts() -> None:
+    decode, prompt = make_decode("decode", OFFLINE), make_request("prompt", OFFLINE, prompt=80, computed=16)
+    state = step_state(make_table(prompt, decode), policy=Policy(benefit=Benefit(1.0, 64.0)))
+    free_of_cost = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
+    assert list(tokens(KV_AWARE.schedule(replace(state, model=free_of_cost), no_queue)).items()) == [
+        ("decode", 1),
+        ("prompt", 64),
+    ]
 
 
 def test_figure_4() -> None:

@@ -91,6 +91,15 @@ def test_what_runs_always_goes_on_without_free_blocks(
     assert packing_named(name).schedule(state, no_queue).entries
 
 
+@pytest.mark.parametrize("name", PACKINGS)
+def test_offline_work_never_stalls_on_blocks_that_it_holds_itself(name: str) -> None:
+    """Each needs a block, and the latest to start has ten."""
+    held = [make_decode(f"off-{n}", Kind.OFFLINE, context=160) for n in range(3)]
+    state = make_state(make_timed_table(held), name, num_free_blocks=0)
+    schedule = packing_named(name).schedule(state, no_queue)
+    assert schedule.preempted == ["off-2"] and tokens(schedule) == {"off-0": 1, "off-1": 1}
+
+
 RESERVING = [name for name, packing in PACKINGS.items() if packing.keeps_reserve]
 
 

@@ -74,7 +74,7 @@ class Executor:
         self.truth.finish(entries, step_ms / self.depth)
 
 
-@pytest.mark.parametrize("preset", ["sarathi++", "hygen", "ooco", "bros", "echo", "round-robin"])
+@pytest.mark.parametrize("preset", ["sarathi++", "hygen", "ooco", "bros", "echo"])
 @given(
     depth=st.integers(1, 3),
     online=st.lists(lengths, max_size=6),
