@@ -64,6 +64,11 @@ TESTS = {
         f"{REPLICA}/test_readers.py",
         f"{REPLICA}/test_scheduler.py",
     ),
+    "shared/scheduling/planning/pipeline.py": (f"{CORE}/test_pipeline.py",),
+    "shared/scheduling/planning/expected_cache.py": (
+        f"{CORE}/test_expected_cache.py",
+        f"{CORE}/test_mirror_of_a_pool.py",
+    ),
     "shared/replica": (REPLICA,),
     "shared/replica/kv_allocation.py": (
         f"{REPLICA}/test_kv_allocation.py",

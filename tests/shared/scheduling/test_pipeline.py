@@ -9,26 +9,36 @@ from hypothesis import strategies as st
 
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue
+from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.request import HELD, Kind, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
-from tests.shared.scheduling.factories import MODEL, features_of, make_decode, make_mirror, make_request, queue_of
+from tests.shared.scheduling.factories import MODEL, features_of, make_decode, make_request, queue_of
 
-NUM_BLOCKS, BUDGET_MS = 30, 40.0
+NUM_BLOCKS, AMPLE_BLOCKS = 30, 200
+TIGHT = {"ttft_slo_ms": 60.0, "tpot_slo_ms": 20.0}
 lengths = st.tuples(st.integers(1, 120), st.integers(1, 12))  # of the prompt, and of the output
 
 
 class Executor:
     """It does what is planned, and all comes as foreseen, as fast as the model says."""
 
-    def __init__(self, depth: int, limits: Limits, online: list[Request], preset: str = "sarathi++") -> None:
-        strategy = Strategy.of(preset)
-        self.depth, self.step, self.policy = depth, 0, strategy.policy(BUDGET_MS)
-        self.truth, self.mirror = make_mirror(limits, preset=preset), make_mirror(limits, preset=preset)
+    def __init__(
+        self,
+        depth: int,
+        limits: Limits,
+        online: list[Request],
+        preset: str = "sarathi++",
+        budget_ms: float | None = None,
+        **knobs: float,
+    ) -> None:
+        strategy = Strategy.of(preset, **knobs)
+        self.depth, self.step, self.policy = depth, 0, strategy.policy(budget_ms)
+        self.truth, self.mirror = (ExecutorMirror(limits, strategy, lambda request_id: ()) for _ in range(2))
         for request in online if strategy.uses_deadlines else ():
             strategy.token_slo.arrive(request, 0.0, 0.0)
-        self.truth.observe(online, [], NUM_BLOCKS)
+        self.truth.observe(online, [], limits.num_blocks)
         self.pipeline = Pipeline(self.mirror, depth)
         self.in_flight: deque[list[ScheduledRequest]] = deque()
         self.plans: dict[int, tuple[Schedule, list[Request]]] = {}
@@ -74,7 +84,17 @@ class Executor:
         self.truth.finish(entries, step_ms / self.depth)
 
 
-@pytest.mark.parametrize("preset", ["sarathi++", "hygen", "ooco", "bros", "echo"])
+@pytest.mark.parametrize(
+    ("preset", "num_blocks", "budget_ms", "knobs"),
+    [
+        ("sarathi++", NUM_BLOCKS, None, {}),
+        ("hygen", AMPLE_BLOCKS, 40.0, {}),
+        ("ooco", AMPLE_BLOCKS, 13.0, {"mix_samples": 1}),
+        ("bros", AMPLE_BLOCKS, None, TIGHT),
+        ("echo", AMPLE_BLOCKS, None, TIGHT),
+    ],
+    ids=["sarathi++", "hygen", "ooco", "bros", "echo"],
+)
 @given(
     depth=st.integers(1, 3),
     online=st.lists(lengths, max_size=6),
@@ -82,11 +102,18 @@ class Executor:
     max_seqs=st.integers(1, 5),
 )
 def test_a_plan_made_ahead_is_the_one_that_would_be_made_in_time(
-    preset: str, depth: int, online: list[tuple[int, int]], offline: list[tuple[int, int]], max_seqs: int
+    preset: str,
+    num_blocks: int,
+    budget_ms: float | None,
+    knobs: dict[str, float],
+    depth: int,
+    online: list[tuple[int, int]],
+    offline: list[tuple[int, int]],
+    max_seqs: int,
 ) -> None:
     made = [make_request(prompt=prompt, max_tokens=output) for prompt, output in online]
     waiting = [make_request(kind=Kind.OFFLINE, prompt=prompt, max_tokens=output) for prompt, output in offline]
-    executor = Executor(depth, Limits(16, NUM_BLOCKS, 64, max_seqs), made, preset)
+    executor = Executor(depth, Limits(16, num_blocks, 64, max_seqs), made, preset, budget_ms, **knobs)
     executor.tell()
     waiting = executor.plan(waiting)
     while executor.step in executor.plans:
@@ -97,7 +124,7 @@ def test_a_plan_made_ahead_is_the_one_that_would_be_made_in_time(
         assert executor.pipeline.entering == [r.request_id for _, rs in executor.plans.values() for r in rs]
     while executor.in_flight:
         executor.end_oldest()
-    assert not executor.truth.table and not waiting and executor.truth.num_free_blocks == NUM_BLOCKS
+    assert not executor.truth.table and not waiting and executor.truth.num_free_blocks == num_blocks
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
