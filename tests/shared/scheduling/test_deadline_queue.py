@@ -62,6 +62,16 @@ def test_what_a_step_of_its_own_takes_decides_who_can_be_saved() -> None:
     assert queue.limit_ms == 60.5 and queue.has_late
 
 
+def test_who_has_lost_its_kv_and_is_late_comes_by_what_is_left_then_by_its_place() -> None:
+    lost = [
+        due(make_request(name, prompt=20), in_ms) for name, in_ms in zip("abcd", (-1.0, -9.0, -1.0, -1.0), strict=True)
+    ]
+    for request in lost:
+        request.was_admitted = True
+    queue = DeadlineQueue(make_state(make_timed_table(lost)))
+    assert queue.has_late and [timed.request.request_id for timed in queue.poll()] == list("bacd")
+
+
 @pytest.mark.parametrize("max_tokens", [1, 512])
 @pytest.mark.parametrize("context", [99, 1600])
 def test_a_decode_can_be_saved_where_its_next_token_alone_is_in_time(context: int, max_tokens: int) -> None:

@@ -17,6 +17,7 @@ from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.policy import Benefit, Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy, preset_named
 from tests.shared.scheduling.deadlines import NOW_MS, PACE, due, held_online, left_ms, make_timed_table
 from tests.shared.scheduling.factories import (
@@ -182,10 +183,10 @@ def test_each_change_is_the_best(
 
 
 @given(
-    offline=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40)), min_size=1, max_size=6),
+    offline=st.lists(st.tuples(st.sampled_from([1, 1, 2, 3, 12]), st.integers(0, 40)), min_size=1, max_size=8),
     prompts=st.lists(st.integers(1, 20), max_size=2),
     has_online=st.booleans(),
-    budget_ms=st.one_of(st.just(math.inf), st.integers(4 * 9, 4 * 40).map(lambda quarters: quarters / 4)),
+    budget_ms=st.one_of(st.just(math.inf), st.integers(4 * 9, 4 * 20).map(lambda quarters: quarters / 4)),
     free=st.integers(0, 2),
     num_wanted=st.integers(0, 2),
     max_tokens=st.sampled_from([3, 20, 300]),
@@ -250,6 +251,15 @@ def check_changes(state: StepState, queue: list[Request]) -> None:
     assert schedule.preempted == [request.request_id for request in changes.lost]
 
 
+def test_nobody_enters_while_a_started_prompt_does_not_fit() -> None:
+    """Attention of its next token alone takes longer than there is time."""
+    started, new = make_request("started", OFFLINE, prompt=8000, computed=7000), make_request("new", OFFLINE, prompt=4)
+    for held, entered in (([], ["new"]), ([started], [])):
+        table = make_table(make_decode("on"), make_decode("off", OFFLINE), *held)
+        state = replace(step_state(table, policy=Policy(20.0)), model=EXACT)
+        assert list(tokens(KV_AWARE.schedule(state, queue_of([new])))) == ["on", "off", *entered]
+
+
 def test_of_equal_worth_decodes_go_before_prompts() -> None:
     decode, prompt = make_decode("decode", OFFLINE), make_request("prompt", OFFLINE, prompt=80, computed=16)
     state = step_state(make_table(prompt, decode), policy=Policy(benefit=Benefit(1.0, 64.0)))
@@ -291,6 +301,58 @@ def test_a_late_request_bounds_no_prompt_and_keeps_offline_work_out() -> None:
     assert made(decode, prompt, offline) == {"on": 1, "prompt": 96}  # 10 + 1.1 + 0.5 + 96 / 2 ms
     assert made(decode, offline) == {"on": 1, "off": 1}
     assert made(due(make_request("prompt", prompt=300), 10.0), offline) == {"prompt": 300}
+
+
+DECODES_FREE = LinearLatencyModel(8.0, 0.5, 0.0, 0.0, 0.0, 0.5, 0.0)
+SHORT_STEPS = LinearLatencyModel(0.0, 1 / 64, 0.0, 0.0, 0.0, 1 / 64, 1 / 64)
+
+
+def with_deadlines(
+    model: LinearLatencyModel, *held: Request, plan: list[ScheduledRequest] | None = None
+) -> dict[str, int]:
+    policy = Policy(packing="kv-aware")
+    state = replace(step_state(make_timed_table([*held]), pace=PACE, policy=policy), model=model)
+    return tokens(KV_AWARE.schedule(state, no_queue) if plan is None else KV_AWARE.reconcile(state, plan, []))
+
+
+def test_what_is_due_as_the_step_ends_is_in_time() -> None:
+    """It bounds the step, and what costs nothing may still be added; a moment before, it is late."""
+    off, prompt, decode = make_decode("off", OFFLINE), make_request("p", prompt=10), make_decode("d")
+    for late_ms, enters in ((0.0, {"off": 1}), (1 / 16, {})):
+        assert with_deadlines(DECODES_FREE, due(prompt, 13.5 - late_ms), off) == {"p": 10} | enters
+        assert with_deadlines(DECODES_FREE, due(decode, 8.0 - late_ms), off) == {"d": 1} | enters
+    whole_ms = EXACT.predict_ms(BatchFeatures(10, 1, 0, 0, 55))
+    assert with_deadlines(EXACT, due(prompt, whole_ms), off) == {"p": 10}, "no time is left"
+    assert with_deadlines(EXACT, due(decode, 60.0), due(make_request("p", prompt=1), 90.0)) == {"d": 1, "p": 1}
+
+
+def test_of_decodes_those_that_can_be_met_bound_prompts() -> None:
+    late, next_due, last = (
+        due(make_decode("late"), -5.0),
+        due(make_decode("next"), 20.0),
+        due(make_decode("last"), 200.0),
+    )
+    prompt = due(make_request("p", prompt=300), 900.0)
+    alone_ms = EXACT.predict_ms(BatchFeatures(0, 0, 303, 3))
+    assert 0 < with_deadlines(EXACT, late, next_due, last, prompt)["p"] <= 8
+    assert with_deadlines(EXACT, late, due(next_due, alone_ms), last, prompt) == {"late": 1, "next": 1, "last": 1}
+
+
+def test_beside_a_late_request_no_offline_work_is_short_enough() -> None:
+    off = make_decode("off", OFFLINE)
+    assert with_deadlines(SHORT_STEPS, due(make_decode("late"), -5.0), off) == {"late": 1}
+    assert with_deadlines(SHORT_STEPS, due(make_request("late", prompt=2), -5.0), off) == {"late": 2}
+
+
+def test_what_decodes_take_alone_bounds_a_prompt_that_comes_before_them_in_a_plan() -> None:
+    decodes = [due(make_decode(name), 400.0) for name in ("first", "second")]
+    prompt = due(make_request("p", prompt=10), 900.0)
+    plan = [ScheduledRequest(each.request_id, Kind.ONLINE, each.num_remaining_tokens) for each in (prompt, *decodes)]
+    alone_ms = EXACT.predict_ms(BatchFeatures(0, 0, 202, 2))
+    fitting = [n for n in range(1, 10) if EXACT.predict_ms(BatchFeatures(n, 1, 0, 0, n * (n + 1) // 2)) <= alone_ms]
+    for in_ms, count in ((alone_ms, max(fitting)), (alone_ms - 1 / 64, 10)):
+        due(decodes[0], in_ms)
+        assert with_deadlines(EXACT, *decodes, prompt, plan=plan) == {"p": count, "first": 1, "second": 1}
 
 
 def test_beside_late_requests_an_offline_one_runs_from_time_to_time() -> None:
