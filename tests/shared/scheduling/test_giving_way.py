@@ -83,6 +83,22 @@ def test_the_rules() -> None:
     assert all(chosen(rule, [], 5) == [] for rule in GIVING_WAY)
 
 
+def test_only_a_set_of_more_than_that_begins_with_the_largest() -> None:
+    """Which is in no smallest set: those of ten blocks are just enough."""
+    held = offline([160] * 12 + [176])
+    assert "off-12" not in chosen("fewest", held, 10 * MAX_SET)
+    assert chosen("fewest", held, 10 * (MAX_SET + 1))[0] == "off-12"
+
+
+def test_who_frees_one_block_too_few_is_missed_more_than_who_frees_enough() -> None:
+    held = [
+        make_request(f"off-{n}", Kind.OFFLINE, 100, 0, computed, blocks)
+        for n, (computed, blocks) in enumerate([(20, 5), (10, 4)])
+    ]
+    assert chosen("least-missed", held, 5) == ["off-0"]
+    assert chosen("least-missed", held, 4) == ["off-1"]
+
+
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=8), st.integers(1, 10))
 def test_least_missed_has_the_least_to_compute_again_of_those_that_free_enough(
     shapes: list[tuple[int, int]], num_needed: int

@@ -6,9 +6,12 @@ from copy import copy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from shared.latency.features import BatchFeatures
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue
+from shared.scheduling.packing.pace import Pace
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.request import HELD, Kind, Request
@@ -157,3 +160,35 @@ def test_a_plan_is_played_without_who_is_about_to_move_and_brings_nobody_twice()
     assert schedule.entries == [ScheduledRequest("runs", Kind.ONLINE, 1)], "the others are in the step before"
     table = executor.mirror.table
     assert [each.request_id for each in table if each.is_in_flight] == ["stays", "moves", "enters"] and moves.is_held
+
+
+@pytest.mark.parametrize(("preset", "uses_time"), [("sarathi++", False), ("bros", True)])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_is_planned_at_the_pace_and_the_time_at_which_it_starts(
+    preset: str, uses_time: bool, depth: int
+) -> None:
+    executor = Executor(depth, Limits(16, NUM_BLOCKS, 64, 5), [], preset)
+    runs, stays, waits = make_decode("runs", context=20), make_decode("stays", context=40), make_request("waits")
+    runs.num_in_flight_tokens, pace = 1, Pace(now_ms=100.0, seed=5)
+    planned = Schedule([ScheduledRequest("stays", Kind.ONLINE, 1)], [], 0.0)
+    executor.pipeline.keep(planned, [])
+    executor.mirror.observe([runs, stays, waits], [], NUM_BLOCKS - 5, pace=pace)
+    executor.pipeline.observe(0, [[ScheduledRequest("runs", Kind.ONLINE, 1)]])
+    executor.pipeline.plan(no_queue, executor.policy, MODEL)
+    contexts = [21, 41][: 3 - depth]  # of those that end before, one after another
+    taken_ms = sum(MODEL.predict_ms(BatchFeatures(0, 0, context, 1)) for context in contexts) / depth
+    started = pace.after(planned, 5).at(100.0 + taken_ms if uses_time else 100.0)
+    assert executor.mirror.pace == replace(started, now_ms=pytest.approx(started.now_ms))
+
+
+def test_a_planned_step_has_the_blocks_of_who_ends_before_it() -> None:
+    """And no others: who waits after it finds two."""
+    executor = Executor(1, Limits(16, 12, 512, 5), [])
+    ends = make_request("ends", prompt=150, output=9, computed=158, max_tokens=10)
+    enters, waits = make_request("enters", prompt=150), make_request("waits", Kind.OFFLINE, prompt=100)
+    ends.num_in_flight_tokens = 1
+    executor.mirror.observe([ends, enters], [], 2)
+    executor.pipeline.observe(1, [[ScheduledRequest("ends", Kind.ONLINE, 1)]])
+    executor.pipeline.keep(Schedule([ScheduledRequest("enters", Kind.ONLINE, 150)], [], 0.0), [])
+    schedule = executor.pipeline.plan(queue_of([waits]), executor.policy, MODEL)
+    assert schedule.entries == [ScheduledRequest("enters", Kind.ONLINE, 1)] and executor.mirror.num_free_blocks == 2
