@@ -35,8 +35,8 @@ class NaiveDeadline:
         return batch
 
     def can_meet(self, request: Request) -> bool:
-        most = min(request.num_remaining_tokens, self.state.limits.max_num_batched_tokens)
         alone = NaiveBatch(self.state, math.inf, 0, 1)
+        most = min(alone.num_remaining(request), self.state.limits.max_num_batched_tokens)
         return left_ms(request, self.state.pace) >= alone.ms((request, most))
 
     def add_online(self, batch: NaiveBatch, ordered: list[Request]) -> None:

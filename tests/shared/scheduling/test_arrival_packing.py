@@ -14,7 +14,7 @@ from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.request import OFFLINE, ONLINE, Kind, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from tests.shared.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
-from tests.shared.scheduling.factories import EXACT, held_offline, make_request, queue_of
+from tests.shared.scheduling.factories import EXACT, half_cached, held_offline, make_request, queue_of
 from tests.shared.scheduling.naive_batch import NaiveBatch, at_most, offline_work
 
 Plan = list[ScheduledRequest] | None
@@ -100,7 +100,8 @@ def test_by_arrival_and_in_turns(
     for name, naive in (("fcfs", naive_fcfs), ("round-robin", naive_turns)):
         table = make_timed_table([*online, *held])
         state = make_state(table, name, pace, limits, num_free_blocks=free, offline_enabled=offline_enabled)
-        state = dataclasses.replace(state, model=EXACT, num_reserved_blocks=num_reserved)
+        cache = half_cached([*online, *queue])
+        state = dataclasses.replace(state, model=EXACT, cache=cache, num_reserved_blocks=num_reserved)
         check_as_naive(packing_named(name).schedule(state, queue_of(queue)), naive(state, queue, None))
         fitted = packing_named(name).reconcile(state, plan, [])
         check_as_naive(fitted, naive(state, [], plan))

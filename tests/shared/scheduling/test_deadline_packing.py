@@ -28,6 +28,7 @@ from tests.shared.scheduling.factories import (
     EXACT,
     MODEL,
     features_of,
+    half_cached,
     held_offline,
     make_decode,
     make_request,
@@ -293,7 +294,8 @@ def test_it_packs_as_the_algorithm_does(
     pace = structs.replace(PACE, batch_size=sizes[0])
     state = make_state(make_timed_table([*online, *held]), pace=pace, limits=limits, num_free_blocks=free)
     policy = replace(state.policy, growth_room=growth_room)
-    state = replace(state, model=EXACT, num_reserved_blocks=num_reserved, policy=policy)
+    cache = half_cached([*online, *queue])
+    state = replace(state, model=EXACT, cache=cache, num_reserved_blocks=num_reserved, policy=policy)
     check_as_naive(pack(state, queue), NaiveDeadline(state, queue))
     plan = [ScheduledRequest(each.request_id, Kind.OFFLINE, 1 + each.num_tokens // 2) for each in held[:num_planned]]
     fitted, naive = PACKING.reconcile(state, plan, []), NaiveDeadline(state, [], plan)
