@@ -100,6 +100,14 @@ def test_offline_work_never_stalls_on_blocks_that_it_holds_itself(name: str) -> 
     assert schedule.preempted == ["off-2"] and tokens(schedule) == {"off-0": 1, "off-1": 1}
 
 
+@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("kind", Kind)
+def test_the_last_that_lacks_a_block_waits_and_keeps_its_kv(name: str, kind: Kind) -> None:
+    held = [make_decode(f"r-{n}", kind, context=160) for n in range(2)]
+    schedule = packing_named(name).schedule(make_state(make_timed_table(held), name, num_free_blocks=1), no_queue)
+    assert schedule.preempted == [] and len(schedule.entries) == 1
+
+
 RESERVING = [name for name, packing in PACKINGS.items() if packing.keeps_reserve]
 
 
