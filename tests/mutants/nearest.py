@@ -23,7 +23,7 @@ TESTS = {
         f"{CORE}/test_mix_decoding_packing.py",
         f"{CORE}/test_paused_requests.py",
     ),
-    "shared/scheduling/packing/victims.py": (f"{CORE}/test_arrival_packing.py", f"{CORE}/test_packings.py"),
+    "shared/scheduling/packing/victims.py": (*PACKINGS, f"{CORE}/test_arrival_packing.py"),
     "shared/scheduling/packing/giving_way.py": (f"{CORE}/test_giving_way.py",),
     "shared/scheduling/packing/deadline.py": (*DEADLINES, f"{CORE}/test_packings.py"),
     "shared/scheduling/packing/deadline_queue.py": (*DEADLINES, f"{CORE}/test_kv_aware_packing.py"),

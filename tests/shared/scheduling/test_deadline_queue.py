@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.latency.features import BatchFeatures
+from shared.latency.features import BatchFeatures, attention_pairs
+from shared.scheduling.kv.request_cache import Found
 from shared.scheduling.packing.deadline_queue import DeadlineQueue
 from shared.scheduling.request import Kind, Request
 from tests.shared.scheduling.deadlines import (
@@ -23,7 +24,7 @@ from tests.shared.scheduling.deadlines import (
     make_state,
     make_timed_table,
 )
-from tests.shared.scheduling.factories import EXACT, make_decode, make_request
+from tests.shared.scheduling.factories import EXACT, CacheOf, make_decode, make_request
 
 
 @given(held_online())
@@ -83,6 +84,18 @@ def test_a_decode_can_be_saved_where_its_next_token_alone_is_in_time(context: in
         queue = DeadlineQueue(replace(make_state(make_timed_table([decode, short]), limits=limits), model=EXACT))
         assert [timed.request.request_id for timed in queue.poll()][0 if is_saved else 1] == "decode"
         assert queue.has_late is not is_saved
+
+
+@pytest.mark.parametrize("was_admitted", [False, True])
+def test_what_the_cache_has_of_a_prompt_counts_for_how_long_the_rest_takes(was_admitted: bool) -> None:
+    """Attention to it takes longer than the 16 tokens of a step alone."""
+    waiting, limits = make_request("waiting", prompt=160), replace(LIMITS, max_num_batched_tokens=16)
+    waiting.was_admitted = was_admitted
+    cache = CacheOf({"waiting": Found(144)})
+    needed_ms = EXACT.predict_ms(BatchFeatures(16, 1, 0, 0, attention_pairs(16, 144)))
+    for in_ms, is_late in ((needed_ms, False), (needed_ms - 1 / 64, True)):
+        state = make_state(make_timed_table([due(waiting, in_ms)]), limits=limits)
+        assert DeadlineQueue(replace(state, model=EXACT, cache=cache)).has_late is is_late
 
 
 def resumed(request: Request, in_ms: float) -> Request:
