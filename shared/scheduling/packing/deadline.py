@@ -78,7 +78,8 @@ class _OnlinePart:
     def _has_blocks(self, timed: Timed) -> bool:
         """One that waits must fit whole, not on blocks taken from one that has started, and leave a block for each that
         runs: else it, or one of those, would soon lose its KV, and be computed again. One that can still be in time
-        cannot wait, and leaves them the policy's room. Where it does not fit, nobody behind it enters either."""
+        cannot wait, and leaves them the policy's room. Where it does not fit, nobody behind it enters either who waits
+        past a deadline."""
         request = timed.request
         if request.is_running:
             return request.request_id not in self.lost and self._victims.make_room(request)

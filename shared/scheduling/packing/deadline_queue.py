@@ -49,7 +49,7 @@ class DeadlineQueue:
         resumed = [request for request in not_past if request.num_resumed_tokens is not None]
         pending = [self._timed(request) for request in (*schedulable(state.table, Kind.ONLINE), *hopeful, *resumed)]
         recent = [self._timed(request) for request in not_past if request.num_resumed_tokens is None]
-        can_meet = _Alone(state.model, state.limits.max_num_batched_tokens, pending, state.cache)
+        can_meet = _Alone(state.model, state.limits.max_num_batched_tokens, [*pending, *recent], state.cache)
         self._in_time = sorted(filter(can_meet.in_time, pending), key=_remaining_ms)
         self._late = sorted((timed for timed in pending if not can_meet.in_time(timed)), key=_remaining_ms)
         self._recent_in_time = list(filter(can_meet.in_time, recent))
@@ -70,13 +70,17 @@ class DeadlineQueue:
         return [timed.request for timed in (*self._late, *self._in_time) if timed.request.is_running]
 
     def poll(self) -> Iterator[Timed]:
-        """All of them, read lazily and once."""
+        """All of them, read lazily and once; who has been read ahead when the entrance closes does not come either."""
         yield from heapq.merge(self._in_time, self._recent_in_time, key=_remaining_ms)
-        yield from heapq.merge(self._late, self._late_lost_kv(), self._late_waiting(), key=_remaining_ms)
+        late = heapq.merge(self._late, self._late_lost_kv(), self._late_waiting(), key=_remaining_ms)
+        yield from (timed for timed in late if not (self._is_closed and self._waits_past(timed.request)))
 
     def close_entrance(self) -> None:
-        """Nobody can enter any more: stop reading those that wait past their deadlines, who may be many."""
+        """Nobody who waits past a deadline can enter any more: stop reading those, who may be many."""
         self._is_closed = True
+
+    def _waits_past(self, request: Request) -> bool:
+        return not request.is_running and request.deadline_ms <= self._pace.now_ms
 
     def _late_lost_kv(self) -> Iterator[Timed]:
         """Often the first of them cannot enter, and the others need not be sorted."""
@@ -131,7 +135,7 @@ class _Alone:
         self._cache = cache
         self._max_tokens = max_num_batched_tokens
         self._empty = BatchFeatures()
-        longest = max((timed.request.num_computed_tokens for timed in pending), default=0)
+        longest = max((_most_computed(timed.request) for timed in pending), default=0)
         self._ample_ms = max(
             model.decode_cost_ms(self._empty, longest + 1),
             model.prefill_cost_ms(self._empty, max_num_batched_tokens, longest),
@@ -146,3 +150,8 @@ class _Alone:
         num_computed = request.num_computed_tokens if request.is_running else self._cache.found(request).num_tokens
         num_tokens = min(request.num_tokens - num_computed, self._max_tokens)
         return self._model.prefill_cost_ms(self._empty, num_tokens, num_computed)
+
+
+def _most_computed(request: Request) -> int:
+    """Tokens before those of its next step: of one that waits the cache may have all but the last."""
+    return request.num_computed_tokens if request.is_running else request.num_tokens - 1

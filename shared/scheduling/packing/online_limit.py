@@ -96,9 +96,9 @@ class TightestDeadline(OnlineLimit):
         return min((each for each in left_ms if each >= alone_ms), default=math.inf), 0.0
 
     def _alone_ms(self) -> float:
-        """A step of the online decodes, which is often what the builder has when it is first asked for."""
-        features = self._builder.features
-        if not features.prefill_requests and features.decode_requests == len(self._decodes):
+        """A step of the online decodes, which is often what the builder has when it is first asked for: before any
+        prompt is added."""
+        if self._builder.features.decode_requests == len(self._decodes):
             return self._builder.latency_ms
         alone = BatchFeatures()
         alone.add_decodes([each.num_computed_tokens + 1 for each in self._decodes])

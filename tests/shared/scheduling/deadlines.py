@@ -9,7 +9,14 @@ from shared.scheduling.packing.packing import StepState
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Request
 from shared.scheduling.table import RequestTable
-from tests.shared.scheduling.factories import MODEL, make_decode, make_request, step_state
+from tests.shared.scheduling.factories import (
+    MODEL,
+    computed_lengths,
+    make_decode,
+    make_request,
+    prompt_lengths,
+    step_state,
+)
 
 NOW_MS = 5000.0
 LIMITS = Limits(block_size=16, num_blocks=4000, max_num_batched_tokens=512, max_num_seqs=64)
@@ -78,9 +85,8 @@ def _online(decodes: bool, prompt: int, computed: int, in_ms: float, group_left:
 def held_online(draw: st.DrawFn, max_size: int = 12) -> list[Request]:
     """Running, started, preempted and waiting ones; those that have never run are due in the order of arrival."""
     sixteenths = st.integers(-16 * 200, 16 * 500).map(lambda number: number / 16)  # so that sums are exact
-    draws = st.tuples(
-        st.booleans(), st.integers(1, 300), st.integers(0, 300), sixteenths, st.integers(1, 3), st.booleans()
-    )
+    dues_ms = st.one_of(sixteenths, st.sampled_from([-50.0, 0.0, 30.0, 100.0]))  # some at the same time
+    draws = st.tuples(st.booleans(), prompt_lengths, computed_lengths, dues_ms, st.integers(1, 3), st.booleans())
     made = [_online(*each) for each in draw(st.lists(draws, max_size=max_size))]
     for request in made:
         request.num_in_flight_tokens = int(request.is_running and draw(st.integers(0, 9)) == 0)

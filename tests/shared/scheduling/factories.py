@@ -2,12 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
+from shared.scheduling.kv.request_cache import NOTHING, Found
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.orders.online.order import OnlineOrder
@@ -24,6 +25,7 @@ from shared.scheduling.table import RequestTable
 _numbers = itertools.count()
 
 MODEL = LinearLatencyModel(10.0, 0.5, 0.001, 0.0, 0.0, 0.5, 1.0)
+EXACT = LinearLatencyModel(8.0, 0.5, 1 / 64, 0.0, 0.0, 0.5, 1.0, 1 / 64)  # of whose times no sum is rounded
 LIMITS = Limits(block_size=16, num_blocks=1000, max_num_batched_tokens=512, max_num_seqs=64)
 UNBOUNDED = Policy(math.inf)
 TWO_PHASE = TwoPhasePacking()
@@ -67,7 +69,7 @@ def make_table(*requests: Request, order: OnlineOrder | None = None) -> RequestT
 
 def make_mirror(limits: Limits = LIMITS, **strategy: str) -> ExecutorMirror:
     """Of an executor that is told of no tokens."""
-    return ExecutorMirror(limits, Strategy(**strategy), lambda request_id: ())
+    return ExecutorMirror(limits, Strategy.of(**strategy), lambda request_id: ())
 
 
 def step_state(
@@ -95,6 +97,21 @@ def plan(
     return TWO_PHASE.schedule(step_state(table, limits, policy, num_free_blocks), queue_of(offline or []))
 
 
+class CacheOf:
+    """Has so much of these requests."""
+
+    def __init__(self, found: Mapping[str, Found]) -> None:
+        self._found = found
+
+    def found(self, request: Request) -> Found:
+        return self._found.get(request.request_id, NOTHING)
+
+
+def half_cached(requests: Iterable[Request]) -> CacheOf:
+    """The first half of each, in whole free blocks."""
+    return CacheOf({each.request_id: Found(16 * ((each.num_tokens - 1) // 32)) for each in requests})
+
+
 def queue_of(requests: Iterable[Request]) -> OfflineQueue:
     """Always the same, whatever the step."""
     return lambda view: iter(requests)
@@ -112,14 +129,40 @@ def features_of(entries: list[ScheduledRequest], by_id: dict[str, Request]) -> B
     return features
 
 
+prompt_lengths = st.one_of(
+    st.integers(1, 300), st.integers(1, 18).flatmap(lambda blocks: st.sampled_from([16 * blocks, 16 * blocks - 1]))
+)
+computed_lengths = st.one_of(st.just(0), prompt_lengths)  # of those that have not computed all
+
 held_requests = st.builds(
     lambda kind, prompt, computed, is_decode: (
-        make_decode("", kind, context=max(1, prompt))
+        make_decode("", kind, context=prompt)
         if is_decode
         else make_request("", kind, prompt=prompt + 1, computed=min(computed, prompt))
     ),
     st.sampled_from(Kind),
-    st.integers(1, 300),
-    st.integers(0, 300),
+    prompt_lengths,
+    computed_lengths,
     st.booleans(),
 )  # drawn, without ids
+
+
+def _held_offline(decodes: bool, prompt: int, computed: int, kept_share: float | None) -> Request:
+    """``kept_share``: of its blocks, while it is paused."""
+    if decodes:
+        made = make_decode(kind=Kind.OFFLINE, context=prompt)
+    else:
+        made = make_request(kind=Kind.OFFLINE, prompt=prompt + 1, computed=min(computed, prompt))
+    if kept_share is not None and made.is_running:
+        made.num_kept_blocks = int(kept_share * made.num_blocks)
+        made.num_missing_slots = prompt % 17
+    return made
+
+
+held_offline = st.builds(
+    _held_offline,
+    st.booleans(),
+    prompt_lengths,
+    computed_lengths,
+    st.sampled_from([None, None, 0.0, 0.5, 1.0]),
+)  # drawn, without ids; some of them paused

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from shared.latency.features import BatchFeatures
+from shared.scheduling.limits import Limits
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.request import Kind, Request
@@ -23,9 +24,21 @@ from tests.shared.scheduling.deadlines import (
     make_state,
     make_timed_table,
 )
-from tests.shared.scheduling.factories import MODEL, features_of, make_decode, make_request, queue_of, tokens
+from tests.shared.scheduling.factories import (
+    EXACT,
+    MODEL,
+    features_of,
+    half_cached,
+    held_offline,
+    make_decode,
+    make_request,
+    queue_of,
+    tokens,
+)
+from tests.shared.scheduling.naive_deadline import NaiveDeadline
 
 PACKING = packing_named("deadline")
+LIMITS_1024 = replace(LIMITS, max_num_batched_tokens=1024)
 ROUNDING_MS = 1e-6
 
 
@@ -83,7 +96,7 @@ def test_the_same_state_gives_the_same_schedule_and_stays_as_it_was(
     assert PACKING.reconcile(state, first.entries, first.preempted) == reconciled
 
 
-@given(st.floats(30.0, 300.0), st.lists(st.integers(1, 300), min_size=1, max_size=8))
+@given(st.floats(12.0, 300.0), st.lists(st.one_of(st.integers(1, 300), st.integers(1, 5000)), min_size=1, max_size=8))
 def test_offline_requests_enter_exactly_as_long_as_there_is_time(in_ms: float, contexts: list[int]) -> None:
     online = due(make_decode("on", context=100), in_ms)
     offline = [make_decode(f"off-{n}", Kind.OFFLINE, context) for n, context in enumerate(contexts)]
@@ -145,12 +158,24 @@ def test_a_late_request_without_blocks_does_not_keep_offline_work_from_running()
 def test_who_waits_enters_where_those_that_run_can_grow() -> None:
     """All of them by a block, where it is late; where it can still be in time, so many as the policy has it."""
     running = [due(make_decode(f"on-{n}", context=100), 150.0) for n in range(8)]
-    late, in_time = due(make_request("late", prompt=160), -10.0), due(make_request("in-time", prompt=160), 390.0)
-    for waiting, growth_room, least in ((late, 0.25, 18), (in_time, 0.25, 12), (in_time, 1.0, 18), (in_time, 0.0, 10)):
+    late, in_time = due(make_request("late", prompt=160), 0.0), due(make_request("in-time", prompt=160), 390.0)
+    soon = due(make_request("soon", prompt=160), 0.5)
+    cases = ((late, 0.25, 18), (soon, 0.25, 12), (in_time, 0.25, 12), (in_time, 1.0, 18), (in_time, 0.0, 10))
+    for waiting, growth_room, least in cases:
         for free in (least - 1, least):
             state = make_state(make_timed_table([*running, waiting]), num_free_blocks=free)
             state = replace(state, policy=replace(state.policy, growth_room=growth_room))
             assert (waiting.request_id in tokens(pack(state))) == (free == least)
+
+
+@pytest.mark.parametrize("has_lost_kv", [False, True])
+def test_nobody_who_is_late_passes_one_that_does_not_fit(has_lost_kv: bool) -> None:
+    running, large = due(make_decode("running", context=100), -20.0), due(make_request("large", prompt=800), -100.0)
+    large.was_admitted = has_lost_kv
+    small = [due(make_request(f"small-{n}", prompt=16), 0.0) for n in range(2)]
+    for free, entered in ((20, ["running"]), (60, ["large", "running", "small-0", "small-1"])):
+        state = make_state(make_timed_table([running, large, *small]), num_free_blocks=free, limits=LIMITS_1024)
+        assert list(tokens(pack(state))) == entered
 
 
 def test_a_full_batch_lets_an_offline_request_in_for_the_one_that_can_wait_longest() -> None:
@@ -237,3 +262,50 @@ def test_paused_requests_go_on_by_what_has_to_come_back_before_others_enter() ->
 def test_no_offline_work_where_the_policy_has_none() -> None:
     table = make_timed_table([due(make_decode("on"), 150.0), make_decode("off", Kind.OFFLINE)])
     assert list(tokens(pack(make_state(table, offline_enabled=False)))) == ["on"]
+
+
+@given(
+    online=held_online(),
+    offline=st.lists(st.tuples(held_offline, st.booleans()), max_size=6),
+    prompts=st.lists(st.integers(1, 200), max_size=4),
+    free=st.integers(0, 40),
+    sizes=st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(1, 400)),
+    growth_room=st.sampled_from([0.0, 0.5, 1.0]),
+    num_reserved=st.integers(0, 8),
+    num_planned=st.integers(0, 6),
+)
+def test_it_packs_as_the_algorithm_does(
+    online: list[Request],
+    offline: list[tuple[Request, bool]],
+    prompts: list[int],
+    free: int,
+    sizes: tuple[int, int, int],
+    growth_room: float,
+    num_reserved: int,
+    num_planned: int,
+) -> None:
+    for request, in_flight in offline:
+        request.num_in_flight_tokens = int(in_flight and request.is_running and not request.is_paused)
+    held, queue = (
+        [request for request, _ in offline],
+        [make_request(kind=Kind.OFFLINE, prompt=each) for each in prompts],
+    )
+    limits = Limits(16, 4000, max_num_batched_tokens=sizes[2], max_num_seqs=sizes[1])
+    pace = structs.replace(PACE, batch_size=sizes[0])
+    state = make_state(make_timed_table([*online, *held]), pace=pace, limits=limits, num_free_blocks=free)
+    policy = replace(state.policy, growth_room=growth_room)
+    cache = half_cached([*online, *queue])
+    state = replace(state, model=EXACT, cache=cache, num_reserved_blocks=num_reserved, policy=policy)
+    check_as_naive(pack(state, queue), NaiveDeadline(state, queue))
+    plan = [ScheduledRequest(each.request_id, Kind.OFFLINE, 1 + each.num_tokens // 2) for each in held[:num_planned]]
+    fitted, naive = PACKING.reconcile(state, plan, []), NaiveDeadline(state, [], plan)
+    check_as_naive(fitted, naive)
+    left_out = [each for each in held[:num_planned] if not each.is_in_flight and each.request_id not in tokens(fitted)]
+    assert fitted.num_dropped == len(left_out)
+
+
+def check_as_naive(schedule: Schedule, naive: NaiveDeadline) -> None:
+    batch = naive.pack()
+    assert schedule.entries == batch.entries
+    assert schedule.preempted == [request.request_id for request in batch.lost]
+    assert (schedule.latency_ms, schedule.hit_time_limit) == (batch.ms(), naive.hit_time_limit)

@@ -1,28 +1,30 @@
 """Deadlines, what is left until them, and the order in which online requests are polled."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.latency.features import BatchFeatures, attention_pairs
+from shared.scheduling.kv.request_cache import Found
 from shared.scheduling.packing.deadline_queue import DeadlineQueue
-from shared.scheduling.packing.pace import BASE_BATCH_SIZE, Pace
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import Schedule, ScheduledRequest
 from tests.shared.scheduling.deadlines import (
     LIMITS,
     NOW_MS,
     PACE,
     alone_ms,
     can_meet,
+    due,
     held_online,
     left_ms,
     make_state,
     make_timed_table,
 )
-from tests.shared.scheduling.factories import make_request
+from tests.shared.scheduling.factories import EXACT, CacheOf, make_decode, make_request
 
 
 @given(held_online())
@@ -51,22 +53,6 @@ def test_polling_reads_no_further_once_nobody_can_enter(held: list[Request]) -> 
         assert (request.request_id in polled) == (not long_past)
 
 
-@given(st.lists(st.booleans(), max_size=20), st.integers(1, 1000))
-def test_the_batch_size_doubles_and_falls_back(hits: list[bool], max_num_seqs: int) -> None:
-    pace, expected = Pace(), BASE_BATCH_SIZE
-    for hit in hits:
-        pace = pace.after(Schedule([], [], 0.0, hit_time_limit=hit), max_num_seqs)
-        expected = min(BASE_BATCH_SIZE if hit else 2 * expected, max_num_seqs)
-        assert pace.batch_size == expected <= max_num_seqs
-
-
-def test_a_pace_remembers_whose_turn_was_last_and_how_long_steps_take() -> None:
-    pace = Pace().after(Schedule([ScheduledRequest("a", Kind.OFFLINE, 1)], [], 5.0), 256).measured(40.0)
-    assert (pace.last_kind, pace.mean_step_ms) == (Kind.OFFLINE, 40.0)
-    assert pace.measured(50.0).mean_step_ms == pytest.approx(41.0)
-    assert pace.after(Schedule([], [], 0.0), 256).last_kind is Kind.OFFLINE
-
-
 def test_what_a_step_of_its_own_takes_decides_who_can_be_saved() -> None:
     """10 ms for any step, 0.5 for the prefill, 50 for its 100 tokens."""
     just, late = make_request("just", prompt=100), make_request("late", prompt=100)
@@ -75,6 +61,41 @@ def test_what_a_step_of_its_own_takes_decides_who_can_be_saved() -> None:
     queue = DeadlineQueue(make_state(make_timed_table([late, just])))
     assert [timed.request.request_id for timed in queue.poll()] == ["just", "late"]
     assert queue.limit_ms == 60.5 and queue.has_late
+
+
+def test_who_has_lost_its_kv_and_is_late_comes_by_what_is_left_then_by_its_place() -> None:
+    lost = [
+        due(make_request(name, prompt=20), in_ms) for name, in_ms in zip("abcd", (-1.0, -9.0, -1.0, -1.0), strict=True)
+    ]
+    for request in lost:
+        request.was_admitted = True
+    queue = DeadlineQueue(make_state(make_timed_table(lost)))
+    assert queue.has_late and [timed.request.request_id for timed in queue.poll()] == list("bacd")
+
+
+@pytest.mark.parametrize("max_tokens", [1, 512])
+@pytest.mark.parametrize("context", [99, 1600])
+def test_a_decode_can_be_saved_where_its_next_token_alone_is_in_time(context: int, max_tokens: int) -> None:
+    """To the last token that it reads, whoever else is here."""
+    limits = replace(LIMITS, max_num_batched_tokens=max_tokens)
+    needed_ms = EXACT.predict_ms(BatchFeatures(0, 0, context + 1, 1))
+    for in_ms, is_saved in ((needed_ms, True), (needed_ms - 1 / 64, False)):
+        decode, short = due(make_decode("decode", context=context), in_ms), due(make_decode("short", context=20), 400.0)
+        queue = DeadlineQueue(replace(make_state(make_timed_table([decode, short]), limits=limits), model=EXACT))
+        assert [timed.request.request_id for timed in queue.poll()][0 if is_saved else 1] == "decode"
+        assert queue.has_late is not is_saved
+
+
+@pytest.mark.parametrize("was_admitted", [False, True])
+def test_what_the_cache_has_of_a_prompt_counts_for_how_long_the_rest_takes(was_admitted: bool) -> None:
+    """Attention to it takes longer than the 16 tokens of a step alone."""
+    waiting, limits = make_request("waiting", prompt=160), replace(LIMITS, max_num_batched_tokens=16)
+    waiting.was_admitted = was_admitted
+    cache = CacheOf({"waiting": Found(144)})
+    needed_ms = EXACT.predict_ms(BatchFeatures(16, 1, 0, 0, attention_pairs(16, 144)))
+    for in_ms, is_late in ((needed_ms, False), (needed_ms - 1 / 64, True)):
+        state = make_state(make_timed_table([due(waiting, in_ms)]), limits=limits)
+        assert DeadlineQueue(replace(state, model=EXACT, cache=cache)).has_late is is_late
 
 
 def resumed(request: Request, in_ms: float) -> Request:

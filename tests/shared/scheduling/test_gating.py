@@ -94,6 +94,17 @@ def test_the_mean_stay_of_those_that_are_evicted(hazard: float, num_steps: int) 
     assert mean_steps_before_eviction(hazard, num_steps) == pytest.approx(mean, rel=1e-3, abs=1e-3)
 
 
+@given(st.lists(st.integers(2, 400), max_size=4), st.integers(1, 3 * MAX_CHUNK), st.sampled_from([1.0, 0.25]))
+def test_what_is_risked_is_the_prompt_again_beside_the_decodes(contexts: list[int], prompt: int, hazard: float) -> None:
+    """With the hazard of the only step that is to come, which is the next also where none should be."""
+    beside = BatchFeatures()
+    beside.add_decodes(contexts)
+    expected_ms = hazard * prefill_ms(ROOFLINE, beside, prompt)
+    for num_steps in (0, 1):
+        risked_ms = gate_of(ROOFLINE, contexts, hazard).risked_ms(newcomer(prompt, num_steps))
+        assert risked_ms == pytest.approx(expected_ms)
+
+
 def test_one_may_always_begin_where_none_has() -> None:
     idle = Gate(MODEL, BatchFeatures(), [], 1.0, MAX_CHUNK, INFINITE)
     assert idle.admit(newcomer(3000, 1)) and not idle.admit(newcomer(3000, 1))

@@ -1,5 +1,7 @@
 """Who loses its KV to online requests: rules against brute force, and the same one in packing and in allocation."""
 
+import math
+from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
@@ -14,14 +16,21 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.replica import Replica
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue
-from shared.scheduling.packing.giving_way import GIVING_WAY, MAX_SET, fewest, who_gives_way
+from shared.scheduling.packing.batch import BatchBuilder
+from shared.scheduling.packing.giving_way import (
+    GIVING_WAY,
+    MAX_SET,
+    fewest,
+    give_back_offline_blocks,
+    who_gives_way,
+)
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
-from tests.shared.scheduling.factories import make_decode, make_request, make_table
+from tests.shared.scheduling.factories import LIMITS, make_decode, make_request, make_table
 
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 MEMORY_BOUND = LinearLatencyModel(10.0, 0.5, 0.01, 0.0, 0.0, 0.5, 0.01)
@@ -32,10 +41,10 @@ def offline(contexts: list[int]) -> list[Request]:
     return [make_decode(f"off-{n}", Kind.OFFLINE, context) for n, context in enumerate(contexts)]
 
 
-def chosen(rule: str, held: list[Request], num_needed: int) -> list[str]:
+def chosen(rule: str, held: list[Request], num_needed: int, spared: Sequence[str] = ()) -> list[str]:
     """One after another, until they free enough."""
     table, lost = make_table(*held), list[str]()
-    while num_needed > 0 and (victim := who_gives_way(rule, table, lost, num_needed)) is not None:
+    while num_needed > 0 and (victim := who_gives_way(rule, table, [*spared, *lost], num_needed)) is not None:
         lost.append(victim.request_id)
         num_needed -= victim.num_blocks
     return lost
@@ -72,6 +81,60 @@ def test_the_rules() -> None:
     assert chosen("fewest", held, 20) == ["off-2", "off-0"]
     assert chosen("least-missed", held, 5) == ["off-0"]
     assert all(chosen(rule, [], 5) == [] for rule in GIVING_WAY)
+
+
+def test_only_a_set_of_more_than_that_begins_with_the_largest() -> None:
+    """Which is in no smallest set: those of ten blocks are just enough."""
+    held = offline([160] * 12 + [176])
+    assert "off-12" not in chosen("fewest", held, 10 * MAX_SET)
+    assert chosen("fewest", held, 10 * (MAX_SET + 1))[0] == "off-12"
+
+
+def test_who_frees_one_block_too_few_is_missed_more_than_who_frees_enough() -> None:
+    held = [
+        make_request(f"off-{n}", Kind.OFFLINE, 100, 0, computed, blocks)
+        for n, (computed, blocks) in enumerate([(20, 5), (10, 4)])
+    ]
+    assert chosen("least-missed", held, 5) == ["off-0"]
+    assert chosen("least-missed", held, 4) == ["off-1"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=8), st.integers(1, 10))
+def test_least_missed_has_the_least_to_compute_again_of_those_that_free_enough(
+    shapes: list[tuple[int, int]], num_needed: int
+) -> None:
+    """A prompt may have many blocks with little in them."""
+    held = [
+        make_request(f"off-{n}", Kind.OFFLINE, 100, 0, computed, blocks) for n, (computed, blocks) in enumerate(shapes)
+    ]
+    most = max(request.num_blocks for request in held)
+    able = [request for request in held if request.num_blocks >= min(num_needed, most)]
+    least = min(request.num_computed_tokens for request in able)
+    expected = next(each for each in reversed(able) if each.num_computed_tokens == least)
+    assert who_gives_way("least-missed", make_table(*held), (), num_needed) is expected
+
+
+@pytest.mark.parametrize("rule", GIVING_WAY)
+@given(
+    held=st.lists(st.tuples(st.integers(1, 200), st.sampled_from(["", "", "", "in flight", "lost"])), max_size=8),
+    num_free=st.integers(0, 40),
+    num_taken=st.integers(0, 120),
+)
+def test_what_online_requests_took_is_given_back_by_the_rule(
+    rule: str, held: list[tuple[int, str]], num_free: int, num_taken: int
+) -> None:
+    """``lost``: by the online phase, which has had those blocks."""
+    requests = offline([context for context, _ in held])
+    for request, (_, what) in zip(requests, held, strict=True):
+        request.num_in_flight_tokens = int(what == "in flight")
+    lost_before = [each.request_id for each, (_, what) in zip(requests, held, strict=True) if what == "lost"]
+    num_offline = sum(each.num_blocks for each, (_, what) in zip(requests, held, strict=True) if not what)
+    num_taken = min(num_taken, num_free + num_offline)
+    builder = BatchBuilder(LIMITS, NO_TIME, math.inf, num_free + num_offline - num_taken)
+    lost = give_back_offline_blocks(builder, make_table(*requests), num_offline, lost_before, rule)
+    assert lost == chosen(rule, requests, num_taken - num_free, lost_before)
+    num_lost = sum(each.num_blocks for each in requests if each.request_id in lost)
+    assert builder.num_blocks_left == num_free + num_lost - num_taken
 
 
 def test_the_documented_sets() -> None:

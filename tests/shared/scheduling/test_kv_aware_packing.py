@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
+from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.kv.request_cache import Found
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue
@@ -16,49 +17,32 @@ from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.policy import Benefit, Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy, preset_named
 from tests.shared.scheduling.deadlines import NOW_MS, PACE, due, held_online, left_ms, make_timed_table
 from tests.shared.scheduling.factories import (
-    LIMITS,
-    MODEL,
+    EXACT,
+    CacheOf,
     features_of,
+    held_offline,
     make_decode,
     make_request,
     make_table,
+    prompt_lengths,
     queue_of,
     step_state,
     tokens,
 )
+from tests.shared.scheduling.naive_batch import NaiveBatch
+from tests.shared.scheduling.naive_kv_aware import NaiveChanges
 
 KV_AWARE, TWO_PHASE = packing_named("kv-aware"), packing_named("two-phase")
 OFFLINE = Kind.OFFLINE
 
 
-class CacheOf:
-    """Has so many tokens of these requests, in free blocks."""
-
-    def __init__(self, **num_tokens: int) -> None:
-        self._num_tokens = num_tokens
-
-    def found(self, request: Request) -> Found:
-        return Found(self._num_tokens.get(request.request_id, 0))
-
-
-offline_held = st.builds(
-    lambda decodes, context, computed: (
-        make_decode(kind=OFFLINE, context=context)
-        if decodes
-        else make_request(kind=OFFLINE, prompt=context + 1, computed=min(computed, context))
-    ),
-    st.booleans(),
-    st.integers(1, 300),
-    st.integers(1, 300),
-)
-
-
 @given(
     online=held_online(),
-    offline=st.lists(offline_held, max_size=8),
+    offline=st.lists(held_offline, max_size=8),
     prompts=st.lists(st.integers(1, 200), max_size=4),
     free=st.integers(0, 60),
     budget_ms=st.sampled_from([0.0, 30.0, 100.0, math.inf]),
@@ -79,7 +63,7 @@ def test_without_deadlines_online_work_is_as_in_two_phases(
 
 
 @given(
-    online=held_online(), offline=st.lists(offline_held, max_size=8), prompts=st.lists(st.integers(1, 200), max_size=4)
+    online=held_online(), offline=st.lists(held_offline, max_size=8), prompts=st.lists(st.integers(1, 200), max_size=4)
 )
 def test_offline_work_ends_before_the_first_deadline(
     online: list[Request], offline: list[Request], prompts: list[int]
@@ -95,56 +79,195 @@ def test_offline_work_ends_before_the_first_deadline(
     assert {each for each in decodes if not table.get(each).is_in_flight} <= set(tokens(schedule))  # type: ignore[union-attr]
 
 
-def brute_force(state: StepState) -> list[tuple[str, int]]:
-    """Of the next decode in the order of start and every chunk of a started prompt, the one that is best by Eq. 4, one
-    after another. All blocks are there, none of them wanted."""
-    benefit, budget_ms = state.policy.benefit, state.policy.latency_budget_ms
-    features, chosen, num_left = BatchFeatures(), list[tuple[str, int]](), state.limits.max_num_batched_tokens
-    running = list(state.table.running(OFFLINE).values())
-    decodes, prompts = [r for r in running if r.is_decode], [r for r in running if not r.is_decode]
+def in_time(state: StepState) -> tuple[list[tuple[str, int]], float]:
+    """The online part as a slow reader packs it, by whole batches, where blocks are there for all; and what the step
+    may take with offline work."""
+    held = [request for request in state.table if request.kind is Kind.ONLINE and not request.is_in_flight]
+    features, chosen = BatchFeatures(), list[tuple[str, int]]()
+    num_left = state.limits.max_num_batched_tokens
+    decodes = [request for request in held if request.is_decode]
+    for request in decodes:
+        features.add_decode(request.num_computed_tokens + 1)
+        chosen.append((request.request_id, 1))
+        num_left -= 1
+    lefts_ms = [left_ms(request, state.pace) for request in decodes if request.deadline_ms < math.inf]
+    in_time_ms = [each for each in lefts_ms if each >= EXACT.predict_ms(features)]
+    limit_ms, is_late = min(in_time_ms, default=math.inf), len(in_time_ms) < len(lefts_ms)
 
-    def cost_ms(request: Request, num_tokens: int) -> float:
+    def end_ms(request: Request, num_tokens: int) -> float:
         after = BatchFeatures(*features.sums)
         after.add_scheduled(num_tokens, request.num_computed_tokens)
-        return MODEL.predict_ms(after) - MODEL.predict_ms(features)
+        return EXACT.predict_ms(after)
 
-    def rate(request: Request, num_tokens: int) -> float:
-        worth = benefit.decode if request.is_decode else benefit.prefill * num_tokens
-        beside = BatchFeatures(*features.sums) if not features.is_empty else BatchFeatures(1, 1, 0, 0, 1)
-        before_ms = MODEL.predict_ms(beside)
-        beside.add_scheduled(num_tokens, request.num_computed_tokens)
-        return worth / (MODEL.predict_ms(beside) - before_ms)
-
-    def longest(request: Request) -> int:
-        fits = range(1, min(request.num_remaining_tokens, num_left) + 1)
-        left = budget_ms - MODEL.predict_ms(features)
-        return max((n for n in fits if cost_ms(request, n) <= left), default=0)
-
-    while num_left:
-        while decodes and not longest(decodes[0]):
-            decodes.pop(0)
-        changes = [(decodes[0], 1)] if decodes else []
-        changes += [(request, count) for request in prompts if (count := longest(request))]
-        if not changes:
+    for request in (each for each in held if not each.is_decode):
+        most = min(request.num_remaining_tokens, num_left)
+        if not most:
             break
-        request, count = max(changes, key=lambda each: rate(*each))
-        chosen.append((request.request_id, count))
-        features.add_scheduled(count, request.num_computed_tokens)
-        num_left -= count
-        (decodes if request.is_decode else prompts).remove(request)
-    return chosen
+        if end_ms(request, most) <= left_ms(request, state.pace):
+            limit_ms = min(limit_ms, left_ms(request, state.pace))
+        is_late = is_late or end_ms(request, most) > left_ms(request, state.pace)
+        num_tokens = max((n for n in range(1, most + 1) if end_ms(request, n) <= limit_ms), default=0)
+        if num_tokens:
+            features.add_scheduled(num_tokens, request.num_computed_tokens)
+            chosen.append((request.request_id, num_tokens))
+            num_left -= num_tokens
+        elif not request.is_running:
+            break
+    return chosen, 0.0 if is_late else limit_ms
 
 
 @given(
-    offline=st.lists(offline_held, min_size=1, max_size=6),
-    decode=st.sampled_from([0.5, 2.0, 64.0]),
-    budget_ms=st.sampled_from([30.5, 60.5, 150.5, math.inf]),
-    max_tokens=st.integers(1, 300),
+    online=held_online(),
+    no_deadline=st.lists(st.booleans(), min_size=12, max_size=12),
+    contexts=st.lists(st.integers(1, 300), max_size=4),
+    max_tokens=st.integers(20, 300),
 )
-def test_each_change_is_the_best(offline: list[Request], decode: float, budget_ms: float, max_tokens: int) -> None:
-    policy = Policy(budget_ms, idle_budget_ms=budget_ms, benefit=Benefit(1.0, decode))
-    state = step_state(make_table(*offline), replace(LIMITS, max_num_batched_tokens=max_tokens), policy)
-    assert list(tokens(KV_AWARE.schedule(state, no_queue)).items()) == brute_force(state)
+def test_each_deadline_that_can_be_met_bounds_the_step(
+    online: list[Request], no_deadline: list[bool], contexts: list[int], max_tokens: int
+) -> None:
+    for request, has_none in zip(online, no_deadline, strict=False):
+        request.deadline_ms = math.inf if has_none else request.deadline_ms
+    offline = [make_decode(kind=OFFLINE, context=context) for context in contexts]
+    limits, policy = Limits(16, 4000, max_tokens, 64), Policy(packing="kv-aware")
+    state = replace(step_state(make_timed_table([*online, *offline]), limits, policy, pace=PACE), model=EXACT)
+    schedule = KV_AWARE.schedule(state, no_queue)
+    expected, limit_ms = in_time(state)
+    assert [
+        (each.request_id, each.num_scheduled_tokens) for each in schedule.entries if each.kind is Kind.ONLINE
+    ] == expected
+    by_id = {request.request_id: request for request in (*online, *offline)}
+    features, num_left = (
+        features_of(schedule.entries[: len(expected)], by_id),
+        max_tokens - sum(count for _, count in expected),
+    )
+    for request in offline:
+        after = BatchFeatures(*features.sums)
+        after.add_decode(request.num_computed_tokens + 1)
+        fits = num_left > 0 and (EXACT.predict_ms(after) <= limit_ms)
+        assert (request.request_id in tokens(schedule)) is fits
+        features, num_left = (after, num_left - 1) if fits else (features, num_left)
+
+
+@given(
+    offline=st.lists(st.tuples(held_offline, st.booleans()), max_size=8),
+    prompts=st.lists(st.tuples(st.integers(1, 100), st.integers(0, 4), st.integers(0, 4)), max_size=12),
+    has_online=st.booleans(),
+    budget_ms=st.sampled_from([0.0, 9.5, 12.0, 14.0, 30.5, 60.5, 150.5, math.inf]),
+    free=st.integers(0, 30),
+    kept=st.tuples(st.integers(0, 30), st.integers(0, 6)),
+    sizes=st.tuples(st.integers(1, 20), st.integers(1, 300)),
+    benefit=st.sampled_from([Benefit(1.0, 0.5), Benefit(2.0, 4.0), Benefit(1.0, 64.0)]),
+)
+def test_each_change_is_the_best(
+    offline: list[tuple[Request, bool]],
+    prompts: list[tuple[int, int, int]],
+    has_online: bool,
+    budget_ms: float,
+    free: int,
+    kept: tuple[int, int],
+    sizes: tuple[int, int],
+    benefit: Benefit,
+) -> None:
+    for request, in_flight in offline:
+        request.max_total_tokens = request.num_tokens + request.num_tokens % 20
+        request.num_in_flight_tokens = int(in_flight and request.is_running and not request.is_paused)
+    held, queue = [each for each, _ in offline], [make_request(kind=OFFLINE, prompt=length) for length, _, _ in prompts]
+    cached = {}
+    for request, (length, num_cached, num_held) in zip(queue, prompts, strict=True):
+        num_cached = min(num_cached, (length - 1) // 16)
+        cached[request.request_id] = Found(16 * num_cached, min(num_held, num_cached))
+    limits = Limits(16, 4000, max_num_batched_tokens=sizes[1], max_num_seqs=sizes[0])
+    state = changes_state(held, has_online, budget_ms, free, limits, benefit)
+    state = replace(state, cache=CacheOf(cached), num_wanted_blocks=kept[0], num_reserved_blocks=kept[1])
+    check_changes(state, queue)
+
+
+@given(
+    offline=st.lists(st.tuples(st.sampled_from([1, 1, 2, 3, 12]), st.integers(0, 40)), min_size=1, max_size=8),
+    prompts=st.lists(st.integers(1, 20), max_size=2),
+    has_online=st.booleans(),
+    budget_ms=st.one_of(st.just(math.inf), st.integers(4 * 9, 4 * 20).map(lambda quarters: quarters / 4)),
+    free=st.integers(0, 2),
+    num_wanted=st.integers(0, 2),
+    max_tokens=st.sampled_from([3, 20, 300]),
+    decode=st.sampled_from([0.5, 2.0, 64.0]),
+)
+def test_each_change_is_the_best_where_all_lack_blocks(
+    offline: list[tuple[int, int]],
+    prompts: list[int],
+    has_online: bool,
+    budget_ms: float,
+    free: int,
+    num_wanted: int,
+    max_tokens: int,
+    decode: float,
+) -> None:
+    """They have filled theirs; some decode, and others have more to compute."""
+    held = [
+        make_request(kind=OFFLINE, prompt=16 * blocks + max(1, more - 20), computed=16 * blocks)
+        for blocks, more in offline
+    ]
+    queue = [make_request(kind=OFFLINE, prompt=length) for length in prompts]
+    limits = Limits(16, 4000, max_num_batched_tokens=max_tokens, max_num_seqs=64)
+    state = changes_state(held, has_online, budget_ms, free, limits, Benefit(1.0, decode))
+    check_changes(replace(state, num_wanted_blocks=num_wanted), queue)
+
+
+@given(
+    contexts=st.lists(prompt_lengths, min_size=2, max_size=8),
+    started=st.lists(st.tuples(prompt_lengths, st.integers(1, 100)), min_size=1, max_size=2),
+    free=st.integers(0, 12),
+    num_wanted=st.integers(0, 12),
+    decode=st.sampled_from([1.0, 2.0, 3.0, 4.0]),
+)
+def test_each_change_is_the_best_where_decodes_are_worth_about_as_much_as_prompts(
+    contexts: list[int], started: list[tuple[int, int]], free: int, num_wanted: int, decode: float
+) -> None:
+    held = [make_decode(kind=OFFLINE, context=context) for context in contexts]
+    held += [make_request(kind=OFFLINE, prompt=computed + more, computed=computed) for computed, more in started]
+    state = changes_state(held, True, math.inf, free, Limits(16, 4000, 300, 64), Benefit(1.0, decode))
+    check_changes(replace(state, num_wanted_blocks=num_wanted), [])
+
+
+def changes_state(
+    held: list[Request], has_online: bool, budget_ms: float, free: int, limits: Limits, benefit: Benefit
+) -> StepState:
+    """Without online work there is time for a block of tokens at least."""
+    online = [make_decode("on")] if has_online else []
+    budget_ms = budget_ms if has_online else max(budget_ms, 150.5)
+    policy = Policy(budget_ms, packing="kv-aware", idle_budget_ms=budget_ms, benefit=benefit)
+    return replace(step_state(make_table(*online, *held), limits, policy, free), model=EXACT)
+
+
+def check_changes(state: StepState, queue: list[Request]) -> None:
+    schedule = KV_AWARE.schedule(state, queue_of(queue))
+    online = [(each, 1) for each in state.table.running(Kind.ONLINE).values()]
+    budget_ms = state.policy.latency_budget_ms
+    changes = NaiveChanges(
+        NaiveBatch(state, budget_ms, state.num_free_blocks, state.limits.max_num_seqs, online), queue
+    )
+    changes.make()
+    assert schedule.entries == changes.batch.entries
+    assert schedule.preempted == [request.request_id for request in changes.lost]
+
+
+def test_nobody_enters_while_a_started_prompt_does_not_fit() -> None:
+    """Attention of its next token alone takes longer than there is time."""
+    started, new = make_request("started", OFFLINE, prompt=8000, computed=7000), make_request("new", OFFLINE, prompt=4)
+    for held, entered in (([], ["new"]), ([started], [])):
+        table = make_table(make_decode("on"), make_decode("off", OFFLINE), *held)
+        state = replace(step_state(table, policy=Policy(20.0)), model=EXACT)
+        assert list(tokens(KV_AWARE.schedule(state, queue_of([new])))) == ["on", "off", *entered]
+
+
+def test_of_equal_worth_decodes_go_before_prompts() -> None:
+    decode, prompt = make_decode("decode", OFFLINE), make_request("prompt", OFFLINE, prompt=80, computed=16)
+    state = step_state(make_table(prompt, decode), policy=Policy(benefit=Benefit(1.0, 64.0)))
+    free_of_cost = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
+    assert list(tokens(KV_AWARE.schedule(replace(state, model=free_of_cost), no_queue)).items()) == [
+        ("decode", 1),
+        ("prompt", 64),
+    ]
 
 
 def test_figure_4() -> None:
@@ -153,7 +276,9 @@ def test_figure_4() -> None:
     online = [make_decode("on-1", context=40), make_decode("on-2", context=60)]
     lengths = {"R1": 100, "R2": 64, "R3": 90, "R4": 4000, "R5": 64}
     queue = [make_request(each, OFFLINE, prompt=length) for each, length in lengths.items()]
-    state = replace(step_state(make_table(*online), num_free_blocks=30), cache=CacheOf(R2=48, R5=48))
+    state = replace(
+        step_state(make_table(*online), num_free_blocks=30), cache=CacheOf({"R2": Found(48), "R5": Found(48)})
+    )
     two_phase = TWO_PHASE.schedule(state, queue_of(queue))
     assert tokens(two_phase) == {"on-1": 1, "on-2": 1, "R1": 100, "R2": 16, "R3": 90}
     ordered = [queue[1], queue[4], queue[0], queue[2], queue[3]]  # as the order kv-aware shows them
@@ -176,6 +301,58 @@ def test_a_late_request_bounds_no_prompt_and_keeps_offline_work_out() -> None:
     assert made(decode, prompt, offline) == {"on": 1, "prompt": 96}  # 10 + 1.1 + 0.5 + 96 / 2 ms
     assert made(decode, offline) == {"on": 1, "off": 1}
     assert made(due(make_request("prompt", prompt=300), 10.0), offline) == {"prompt": 300}
+
+
+DECODES_FREE = LinearLatencyModel(8.0, 0.5, 0.0, 0.0, 0.0, 0.5, 0.0)
+SHORT_STEPS = LinearLatencyModel(0.0, 1 / 64, 0.0, 0.0, 0.0, 1 / 64, 1 / 64)
+
+
+def with_deadlines(
+    model: LinearLatencyModel, *held: Request, plan: list[ScheduledRequest] | None = None
+) -> dict[str, int]:
+    policy = Policy(packing="kv-aware")
+    state = replace(step_state(make_timed_table([*held]), pace=PACE, policy=policy), model=model)
+    return tokens(KV_AWARE.schedule(state, no_queue) if plan is None else KV_AWARE.reconcile(state, plan, []))
+
+
+def test_what_is_due_as_the_step_ends_is_in_time() -> None:
+    """It bounds the step, and what costs nothing may still be added; a moment before, it is late."""
+    off, prompt, decode = make_decode("off", OFFLINE), make_request("p", prompt=10), make_decode("d")
+    for late_ms, enters in ((0.0, {"off": 1}), (1 / 16, {})):
+        assert with_deadlines(DECODES_FREE, due(prompt, 13.5 - late_ms), off) == {"p": 10} | enters
+        assert with_deadlines(DECODES_FREE, due(decode, 8.0 - late_ms), off) == {"d": 1} | enters
+    whole_ms = EXACT.predict_ms(BatchFeatures(10, 1, 0, 0, 55))
+    assert with_deadlines(EXACT, due(prompt, whole_ms), off) == {"p": 10}, "no time is left"
+    assert with_deadlines(EXACT, due(decode, 60.0), due(make_request("p", prompt=1), 90.0)) == {"d": 1, "p": 1}
+
+
+def test_of_decodes_those_that_can_be_met_bound_prompts() -> None:
+    late, next_due, last = (
+        due(make_decode("late"), -5.0),
+        due(make_decode("next"), 20.0),
+        due(make_decode("last"), 200.0),
+    )
+    prompt = due(make_request("p", prompt=300), 900.0)
+    alone_ms = EXACT.predict_ms(BatchFeatures(0, 0, 303, 3))
+    assert 0 < with_deadlines(EXACT, late, next_due, last, prompt)["p"] <= 8
+    assert with_deadlines(EXACT, late, due(next_due, alone_ms), last, prompt) == {"late": 1, "next": 1, "last": 1}
+
+
+def test_beside_a_late_request_no_offline_work_is_short_enough() -> None:
+    off = make_decode("off", OFFLINE)
+    assert with_deadlines(SHORT_STEPS, due(make_decode("late"), -5.0), off) == {"late": 1}
+    assert with_deadlines(SHORT_STEPS, due(make_request("late", prompt=2), -5.0), off) == {"late": 2}
+
+
+def test_what_decodes_take_alone_bounds_a_prompt_that_comes_before_them_in_a_plan() -> None:
+    decodes = [due(make_decode(name), 400.0) for name in ("first", "second")]
+    prompt = due(make_request("p", prompt=10), 900.0)
+    plan = [ScheduledRequest(each.request_id, Kind.ONLINE, each.num_remaining_tokens) for each in (prompt, *decodes)]
+    alone_ms = EXACT.predict_ms(BatchFeatures(0, 0, 202, 2))
+    fitting = [n for n in range(1, 10) if EXACT.predict_ms(BatchFeatures(n, 1, 0, 0, n * (n + 1) // 2)) <= alone_ms]
+    for in_ms, count in ((alone_ms, max(fitting)), (alone_ms - 1 / 64, 10)):
+        due(decodes[0], in_ms)
+        assert with_deadlines(EXACT, *decodes, prompt, plan=plan) == {"p": count, "first": 1, "second": 1}
 
 
 def test_beside_late_requests_an_offline_one_runs_from_time_to_time() -> None:
@@ -212,12 +389,12 @@ LIMITS_1024 = Limits(16, 1000, 1024, 64)
 
 
 def wanting(state: StepState, num_wanted: int, cache: CacheOf | None = None) -> StepState:
-    return replace(state, num_wanted_blocks=num_wanted, cache=cache or CacheOf())
+    return replace(state, num_wanted_blocks=num_wanted, cache=cache or CacheOf({}))
 
 
 def test_who_would_evict_as_much_as_it_computes_waits_unless_nobody_else_runs() -> None:
     new, known = make_request("new", OFFLINE, prompt=160), make_request("known", OFFLINE, prompt=160)
-    running, cache = make_decode("running", OFFLINE, context=90), CacheOf(known=144)
+    running, cache = make_decode("running", OFFLINE, context=90), CacheOf({"known": Found(144)})
     beside, alone = (step_state(make_table(*each), num_free_blocks=40) for each in ([running], []))
     queue = queue_of([new, known])
     assert list(tokens(KV_AWARE.schedule(wanting(beside, 0), queue))) == ["running", "new", "known"]

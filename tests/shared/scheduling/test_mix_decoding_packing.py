@@ -30,6 +30,7 @@ from tests.shared.scheduling.factories import (
     step_state,
     tokens,
 )
+from tests.shared.scheduling.naive_batch import NaiveBatch
 
 MIX, TWO_PHASE = packing_named("mix-decoding"), packing_named("two-phase")
 LIMITS = Limits(block_size=16, num_blocks=20_000, max_num_batched_tokens=512, max_num_seqs=256)
@@ -124,6 +125,46 @@ def test_what_has_the_time_and_lacks_a_block_takes_it_from_the_latest() -> None:
     schedule = mixed(mix_policy(1000.0), *held, free=0)
     assert schedule.preempted == ["offline-5"] or "offline-5" in tokens(schedule)
     assert len(schedule.entries) + len(schedule.preempted) == 6 and len(schedule.preempted) == 1
+
+
+@given(
+    blocks=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    free=st.integers(0, 3),
+    budget_ms=budgets_ms,
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    k=st.integers(0, 4),
+    seed=st.integers(0, 1000),
+)
+def test_where_blocks_are_short_it_selects_as_a_slow_reader_does(
+    blocks: list[int], free: int, budget_ms: float, sizes: tuple[int, int], k: int, seed: int
+) -> None:
+    """All decodes have filled their blocks."""
+    decodes, online = decodes_of([16 * count for count in blocks]), make_decode("on")
+    limits, policy = Limits(16, 20_000, *sizes), mix_policy(budget_ms, num_samples=k)
+    state = step_state(make_table(online, *decodes), limits, policy, free, Pace(seed=seed))
+    batch = NaiveBatch(state, budget_ms, free, limits.max_num_seqs, [(online, 1)])
+
+    def decode(request: Request) -> None:
+        if request not in batch.lost and batch.ms((request, 1)) <= budget_ms and batch.make_room(request, decodes):
+            batch.add(request)
+
+    drawn = random.Random(seed).sample(decodes, min(k, len(decodes)))
+    for request in drawn:
+        decode(request)
+    others = sorted((each for each in decodes if each not in drawn), key=lambda each: each.num_computed_tokens)
+    for request in [each for each in others if each not in batch.lost]:
+        if not batch.has_room:
+            break
+        decode(request)
+    schedule = MIX.schedule(state, no_queue)
+    assert schedule.entries == batch.entries
+    assert schedule.preempted == [request.request_id for request in batch.lost]
+
+
+def test_an_idle_executor_runs_one_whatever_the_budget() -> None:
+    far_along = decodes_of([15_000] * 4)  # 25 ms each
+    for num_samples in (0, 3):
+        assert len(mixed(mix_policy(5.0, num_samples=num_samples), *far_along).entries) == 1
 
 
 def test_who_has_no_time_takes_nobodys_blocks() -> None:

@@ -19,6 +19,7 @@ from shared.scheduling.strategy import PRESETS, Strategy, preset_named
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
 from tests.shared.scheduling.factories import (
+    held_offline,
     make_decode,
     make_request,
     make_table,
@@ -30,31 +31,10 @@ from tests.shared.scheduling.factories import (
 FCFS, TURNS = packing_named("fcfs"), packing_named("round-robin")
 
 
-def held_offline(decodes: bool, prompt: int, computed: int, kept_share: float | None) -> Request:
-    """``kept_share``: of its blocks, while it is paused."""
-    if decodes:
-        made = make_decode(kind=Kind.OFFLINE, context=prompt)
-    else:
-        made = make_request(kind=Kind.OFFLINE, prompt=prompt + 1, computed=min(computed, prompt))
-    if kept_share is not None and made.is_running:
-        made.num_kept_blocks = int(kept_share * made.num_blocks)
-        made.num_missing_slots = prompt % 17
-    return made
-
-
-offline_requests = st.builds(
-    held_offline,
-    st.booleans(),
-    st.integers(1, 300),
-    st.integers(0, 300),
-    st.sampled_from([None, None, 0.0, 0.5, 1.0]),
-)
-
-
 @pytest.mark.parametrize("name", PACKINGS)
 @given(
     online=held_online(),
-    offline=st.lists(offline_requests, max_size=12),
+    offline=st.lists(held_offline, max_size=12),
     prompts=st.lists(st.integers(1, 400), max_size=6),
     free=st.integers(0, 60),
     max_seqs=st.integers(1, 40),
@@ -109,6 +89,23 @@ def test_what_runs_always_goes_on_without_free_blocks(
     held += [make_decode(kind=Kind.OFFLINE, context=context) for context in offline_contexts]
     state = make_state(make_timed_table(held), name, num_free_blocks=0)
     assert packing_named(name).schedule(state, no_queue).entries
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+def test_offline_work_never_stalls_on_blocks_that_it_holds_itself(name: str) -> None:
+    """Each needs a block, and the latest to start has ten."""
+    held = [make_decode(f"off-{n}", Kind.OFFLINE, context=160) for n in range(3)]
+    state = make_state(make_timed_table(held), name, num_free_blocks=0)
+    schedule = packing_named(name).schedule(state, no_queue)
+    assert schedule.preempted == ["off-2"] and tokens(schedule) == {"off-0": 1, "off-1": 1}
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("kind", Kind)
+def test_the_last_that_lacks_a_block_waits_and_keeps_its_kv(name: str, kind: Kind) -> None:
+    held = [make_decode(f"r-{n}", kind, context=160) for n in range(2)]
+    schedule = packing_named(name).schedule(make_state(make_timed_table(held), name, num_free_blocks=1), no_queue)
+    assert schedule.preempted == [] and len(schedule.entries) == 1
 
 
 RESERVING = [name for name, packing in PACKINGS.items() if packing.keeps_reserve]

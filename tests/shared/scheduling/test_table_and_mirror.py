@@ -1,13 +1,17 @@
 """The request table, and the mirror against an executor's true outcome."""
 
+import math
+
 import pytest
 
 from shared.latency.features import BatchFeatures
+from shared.scheduling.orders.offline.view import no_queue
+from shared.scheduling.packing.pace import Pace
 from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import ScheduledRequest
-from shared.scheduling.strategy import preset_named
+from shared.scheduling.strategy import Strategy, preset_named
 from tests.shared.scheduling.factories import (
     MODEL,
     UNBOUNDED,
@@ -141,3 +145,109 @@ def test_the_told_reserve_bounds_who_enters() -> None:
     for num_reserved, entered in ((6, ["on", "off"]), (7, ["on"])):
         mirror.observe([make_decode("on")], [], 10, num_reserved_blocks=num_reserved)
         assert [each.request_id for each in mirror.plan(queue, UNBOUNDED, MODEL).entries] == entered
+
+
+@pytest.mark.parametrize(("preset", "first_ms"), [("bros", 400.0), ("echo", 1000.0)])
+def test_who_arrives_is_due_by_the_strategys_rule(preset: str, first_ms: float) -> None:
+    """From its coming to the executor, or to the gateway."""
+    mirror = make_mirror(preset=preset)
+    online, offline = make_request("on"), make_request("off", Kind.OFFLINE)
+    for request in (online, offline):
+        mirror.arrive(request, 500.0, 120.0)
+    waited_ms = 120.0 if preset == "echo" else 0.0
+    held = {request.request_id: request.deadline_ms for request in mirror.table}
+    assert held == {"on": 500.0 - waited_ms + first_ms, "off": math.inf}
+
+
+def test_who_is_to_gain_a_token_is_due_anew_once_the_step_ends() -> None:
+    mirror, slo = make_mirror(preset="bros"), Strategy.of("bros").token_slo
+    held = [
+        make_decode("decode"),
+        make_request("whole", prompt=50),
+        make_request("part", prompt=50),
+        make_decode("off", Kind.OFFLINE),
+    ]
+    for request in held[:3]:
+        slo.arrive(request, 900.0, 900.0)
+    mirror.observe(held, [], 900, pace=Pace(now_ms=1000.0))
+    step = [ScheduledRequest(each.request_id, each.kind, 1 if each.is_decode else 50) for each in held]
+    step[2] = ScheduledRequest("part", Kind.ONLINE, 40)
+    mirror.start(step)
+    mirror.finish(step, 30.0)
+    assert mirror.pace.now_ms == 1030.0
+    due_ms = 1030.0 + slo.tpot_ms
+    assert [each.deadline_ms for each in held] == [due_ms, due_ms, 900.0 + slo.ttft_ms, math.inf]
+
+
+def test_only_who_runs_loses_its_kv() -> None:
+    mirror = make_mirror()
+    mirror.observe([make_decode("runs", context=100), make_request("waits")], [], 900)
+    mirror.preempt(["waits", "gone"])
+    assert mirror.num_free_blocks == 900 and list(mirror.table.running(Kind.ONLINE)) == ["runs"]
+    mirror.preempt(["runs"])
+    assert mirror.num_free_blocks == 907 and list(mirror.table.waiting(Kind.ONLINE)) == ["runs", "waits"]
+    mirror.table.check_integrity()
+
+
+def test_who_is_on_its_way_counts_until_it_is_told_of_or_gone() -> None:
+    mirror = make_mirror()
+    for request in (make_request("on"), make_request("off-1", Kind.OFFLINE), make_request("off-2", Kind.OFFLINE)):
+        mirror.arrive(request)
+    assert mirror.late == ["off-1", "off-2"]
+    mirror.depart("off-1")
+    mirror.observe([make_request("on"), make_decode("held")], [], 900)
+    assert mirror.late == ["off-2"] and sorted(each.request_id for each in mirror.table) == ["held", "off-2", "on"]
+    assert mirror.num_free_blocks == 900
+    mirror.depart("held")
+    assert mirror.num_free_blocks == 907, "what it had is free"
+    mirror.depart("off-2")
+    mirror.depart("unknown")
+    assert (mirror.late, mirror.num_free_blocks) == ([], 907)
+    assert [each.request_id for each in mirror.table] == ["on"]
+
+
+def test_an_arrival_is_told_as_it_came_whatever_was_expected_of_it_meanwhile() -> None:
+    mirror, request = make_mirror(), make_request("new", prompt=50)
+    mirror.arrive(request)
+    step = [ScheduledRequest("new", Kind.ONLINE, 50)]
+    mirror.start(step)
+    mirror.finish(step)
+    mirror.arrive(request)
+    assert len(mirror.table) == 1 and mirror.table.running(Kind.ONLINE)
+    mirror.observe([], [], 1000)
+    assert mirror.table.waiting(Kind.ONLINE) == {"new": make_request("new", prompt=50)}
+
+
+def test_clients_are_served_by_what_steps_are_expected_to_give_them() -> None:
+    mirror = make_mirror(online_order="vtc")
+    waiting = [make_request("b", prompt=16, client="two"), make_request("c", prompt=16, client="one")]
+    mirror.observe([make_decode("a", context=16), *waiting], [], 900)
+    a = mirror.table.get("a")
+    assert a is not None and mirror.table.online_order.counters() is not None
+    before = mirror.table.online_order.counters()
+    step = [ScheduledRequest("a", Kind.ONLINE, 1)]
+    mirror.start(step)
+    mirror.finish(step)
+    after = mirror.table.online_order.counters()
+    assert before is not None and after is not None
+    assert after.tokens[a.client_id] > before.tokens[a.client_id]
+
+
+@pytest.mark.parametrize(("kv_sharing", "takes"), [("recompute", True), ("keep-resident", False)])
+def test_a_plan_takes_offline_blocks_by_the_sharing_but_for_those_in_a_step(kv_sharing: str, takes: bool) -> None:
+    for in_flight, entered in ((0, takes), (1, False)):
+        mirror, offline = make_mirror(kv_sharing=kv_sharing), make_decode("off", Kind.OFFLINE, context=160)
+        offline.num_in_flight_tokens = in_flight
+        mirror.observe([offline, make_request("on", prompt=150)], [], 5)
+        schedule = mirror.plan(no_queue, UNBOUNDED, MODEL)
+        assert ("on" in {entry.request_id for entry in schedule.entries}) is entered
+        assert schedule.preempted == (["off"] if entered else [])
+
+
+def test_what_is_told_to_be_wanted_keeps_out_who_would_evict_it() -> None:
+    mirror = make_mirror(preset="echo")
+    queue = queue_of([make_request("new", Kind.OFFLINE, prompt=160)])
+    for num_wanted, entered in ((0, ["off", "new"]), (40, ["off"])):
+        mirror.observe([make_decode("off", Kind.OFFLINE, context=90)], [], 40, num_wanted_blocks=num_wanted)
+        schedule = mirror.plan(queue, Strategy.of("echo").policy(None), MODEL)
+        assert [entry.request_id for entry in schedule.entries] == entered

@@ -100,7 +100,7 @@ def test_who_goes_on_elsewhere_is_due_as_if_it_had_stayed(group: int, gaps: list
 
 def test_from_the_last_token_who_goes_on_elsewhere_begins_anew() -> None:
     slo, request = TokenSlo(400.0, 50.0, 3), make_request("r")
-    request.num_resumed_tokens = 7
+    request.num_resumed_tokens, request.num_group_tokens_left = 7, 2
     slo.arrive(request, 5000.0, 1000.0)
     assert due(request) == (5400.0, 1)
 

@@ -141,13 +141,6 @@ def test_the_latest_online_request_gives_way_when_all_else_is_gone() -> None:
     assert tokens(schedule) == {"first": 1}
 
 
-def test_offline_work_never_stalls_on_blocks_that_it_holds_itself() -> None:
-    decodes = [make_decode(f"off-{n}", Kind.OFFLINE, context=160) for n in range(3)]
-    schedule = plan(make_table(*decodes), num_free_blocks=0)
-    assert schedule.preempted == ["off-2"]
-    assert list(tokens(schedule)) == ["off-0", "off-1"]
-
-
 def test_a_waiting_request_enters_only_where_all_of_it_fits_and_those_that_run_can_grow() -> None:
     """By a block each, those that enter in the same step included: 25 of its own, then 7 of the other's."""
     running, big = make_decode("running", context=100), dataclasses.replace(LIMITS, max_num_batched_tokens=1000)
