@@ -111,7 +111,9 @@ async def start(bus: Bus) -> AsyncIterator[Start]:
     running: list[tuple[SloBudgets, asyncio.Task[None]]] = []
 
     async def make(slos: str) -> SloBudgets:
-        settings = ProfilerSettings(slo=slos, slo_min_requests=NUM_REQUESTS - 5, slo_min_s=ARRIVE_S / 2, slo_check_s=1.0)
+        settings = ProfilerSettings(
+            slo=slos, slo_min_requests=NUM_REQUESTS - 5, slo_min_s=ARRIVE_S / 2, slo_check_s=1.0
+        )
         budgets = SloBudgets(bus, settings, SystemClock())
         await budgets.start()
         running.append((budgets, asyncio.create_task(budgets.run())))
