@@ -28,9 +28,19 @@ from shared.text.tokenizer import Tokenizer
 from tests.programs import Program
 from tests.shallow_model import make_shallow
 
+TESTS = Path(__file__).parent
+
 # an example that waits for a core says nothing about the code
 settings.register_profile("slackwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slackwater")
+
+LONG_FILES = ("integration", "benchmarks", "services")  # folders
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first, so that none of them begins when the others end."""
+    rank = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.relative_to(TESTS).parts[0], len(rank)))
 
 
 def nats_server_binary() -> str:

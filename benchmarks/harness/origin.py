@@ -54,7 +54,8 @@ def command_line(words: Sequence[str]) -> str:
     named, is_place = ["python", "-m", module], False
     for word in words:
         if not (is_place or word == "--keep"):
-            named.append(Path(word).name if "/" in word and Path(word).exists() else word)
+            path = Path(word)
+            named.append(path.name if path.is_absolute() or ("/" in word and path.exists()) else word)
         is_place = word == "--keep"
     return shlex.join(named)
 

@@ -96,8 +96,8 @@ def test_what_is_kept_is_read_as_it_was_written_and_replaced_in_its_page(tmp_pat
 
 def test_the_origin_of_a_run_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").touch()
-    line = command_line(["--online", str(tmp_path / "trace.csv"), "--keep", "a/b", "--qps", "1"])
-    assert line.endswith("--online trace.csv --qps 1")
+    line = command_line(["--online", str(tmp_path / "trace.csv"), "--keep", "a/b", "--out", str(tmp_path / "later")])
+    assert line.endswith("--online trace.csv --out later")
     now = origin_now()
     assert now.seed == OWN_SEEDS and now.revision and " cores, " in machine() and str(now.date) >= "2026-11-24"
 

@@ -99,6 +99,7 @@ def kv_cells(run: Run) -> Row:
         **formatted(",", {"prompt tokens computed": totals.prompt_tokens, "found in the cache": totals.cached_tokens}),
         "pauses": str(totals.pauses),
         **formatted(",", {"slots to the host": totals.checkpointed_slots, "and back": totals.restored_slots}),
+        "steps waited for them s": f"{totals.copy_wait_s:.2f}",
     }
 
 

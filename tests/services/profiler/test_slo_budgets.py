@@ -33,7 +33,8 @@ from tests.services.profiler.test_slo_keeper import model
 SLO = "tbt_mean<=30ms"
 INFO = executor_info()
 WORK = subjects.of_model(INFO.spec.model)
-NUM_REQUESTS = 60
+NUM_REQUESTS = 20  # in so many seconds: a search at a low priority waits for all tests that run beside it
+ARRIVE_S = 4.0
 SEARCHED_S = 180.0  # by then a search is over, on a busy machine as well
 
 
@@ -52,11 +53,11 @@ class Stack:
     async def serve(self, tbt_ms: float = 20.0) -> None:
         """A minute of requests, up to now."""
         rng, now_s, tbt = random.Random(5), self._clock.unix_s(), LatencyHistogram()
-        finished = [FinishedOnline(now_s + rng.uniform(0.0, 12.0), 100, 10) for _ in range(NUM_REQUESTS)]
+        finished = [FinishedOnline(now_s + rng.uniform(0.0, ARRIVE_S), 100, 10) for _ in range(NUM_REQUESTS)]
         for _ in range(200):
             tbt.add(tbt_ms)
         latencies = OnlineLatencies(tbt_ms=tbt)
-        served = OnlineServed(INFO.executor_id, "g", now_s, now_s + 100.0, len(finished), finished, latencies)
+        served = OnlineServed(INFO.executor_id, "g", now_s, now_s + ARRIVE_S, len(finished), finished, latencies)
         await self._bus.publish(subjects.online(INFO.executor_id), served)
 
     async def beat(self) -> None:
@@ -110,7 +111,7 @@ async def start(bus: Bus) -> AsyncIterator[Start]:
     running: list[tuple[SloBudgets, asyncio.Task[None]]] = []
 
     async def make(slos: str) -> SloBudgets:
-        settings = ProfilerSettings(slo=slos, slo_min_requests=50, slo_min_s=5.0, slo_check_s=1.0)
+        settings = ProfilerSettings(slo=slos, slo_min_requests=NUM_REQUESTS - 5, slo_min_s=ARRIVE_S / 2, slo_check_s=1.0)
         budgets = SloBudgets(bus, settings, SystemClock())
         await budgets.start()
         running.append((budgets, asyncio.create_task(budgets.run())))
