@@ -16,6 +16,7 @@ def exchanged(path: str, tree: ast.Module) -> Iterator[None]:
     them closes over other variables."""
     filename = str(Path(path).resolve())
     codes = dict(_codes(compile(tree, filename, "exec", dont_inherit=True)))
+    gc.unfreeze()  # what is frozen is not among the objects
     before = [(each, each.__code__) for each in gc.get_objects() if isinstance(each, FunctionType)]
     before = [(each, code) for each, code in before if code.co_filename == filename and _key(code) in codes]
     try:

@@ -1,6 +1,7 @@
 """The command that changes modules: which changes it makes, that they take hold, and that nothing is left of them."""
 
 import ast
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,10 @@ def test_a_change_is_of_one_place_in_a_functions_body(tmp_path: Path) -> None:
         assert len(after) == len(before) and sum(a != b for a, b in zip(before, after, strict=True)) == 1
 
 
-def test_functions_are_exchanged_where_they_stand() -> None:
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["as they are", "frozen"])
+def test_functions_are_exchanged_where_they_stand(is_frozen: bool) -> None:
+    if is_frozen:  # as a service begins
+        gc.freeze()
     is_for_prompts = Role.is_for_prompts.fget
     assert is_for_prompts is not None
     code, held = is_for_prompts.__code__, [role for role in Role if role.is_for_prompts]
