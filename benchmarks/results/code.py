@@ -46,7 +46,8 @@ def age_of(origin: Origin, root: Path = ROOT) -> Age:
     changed = _git(root, "diff", "--name-only", "--no-renames", made_at, now, "--", *paths)
     if changed is None:
         return Age(unknown=f"revision {origin.revision} is not in this repository")
-    older = [path for path in changed if _meaning(root, made_at, path) != _meaning(root, now, path)]
+    before, after = _meanings(root, made_at, changed), _meanings(root, now, changed)
+    older = [path for path in changed if before[path] != after[path]]
     log = _git(root, "log", "--format=%h %s", f"{made_at}..{now}", "--", *older) if older else []
     return Age(log or [])
 
@@ -57,16 +58,28 @@ def _git(root: Path, *words: str) -> list[str] | None:
     return None if asked.returncode else asked.stdout.splitlines()
 
 
+def _meanings(root: Path, revision: str, paths: Sequence[str]) -> dict[str, int | None]:
+    """By path, a hash of what a Python file does, without what is said of it, and of any other file's text. None where
+    there was none."""
+    known = _known(root, revision)
+    asked = [path for path in paths if path not in known]
+    command, objects = ("git", "cat-file", "--batch"), "".join(f"{revision}:{path}\n" for path in asked)
+    said = subprocess.run(command, cwd=root, input=objects.encode(), capture_output=True, check=True).stdout
+    for path in asked:
+        head, _, said = said.partition(b"\n")
+        if head.endswith(b" missing"):
+            known[path] = None
+            continue
+        size = int(head.rpartition(b" ")[2])
+        text, said = said[:size].decode(errors="replace"), said[size + 1 :]
+        known[path] = hash(ast.dump(_WithoutWords().visit(ast.parse(text))) if path.endswith(".py") else text)
+    return known
+
+
 @cache
-def _meaning(root: Path, revision: str, path: str) -> str | None:
-    """What a Python file does, without what is said of it; any other file's text. None where there was none."""
-    lines = _git(root, "show", f"{revision}:{path}")
-    if lines is None:
-        return None
-    text = "\n".join(lines)
-    if not path.endswith(".py"):
-        return text
-    return ast.dump(_WithoutWords().visit(ast.parse(text)))
+def _known(root: Path, revision: str) -> dict[str, int | None]:
+    """What has been read of a revision."""
+    return {}
 
 
 class _WithoutWords(ast.NodeTransformer):
