@@ -62,12 +62,13 @@ def command_line(words: Sequence[str]) -> str:
 
 def revision(root: Path = ROOT) -> str | None:
     """None outside of a git repository. What was made of a page meanwhile is no change of the code."""
-    commit = _git(root, "rev-parse", "--short=12", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs")
+    commit = git(root, "rev-parse", "--short=12", "HEAD")
+    changed = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs")
     return f"{commit}{DIRTY}" if commit and changed else commit
 
 
-def _git(root: Path, *words: str) -> str | None:
+def git(root: Path, *words: str) -> str | None:
+    """What it says; None where it fails."""
     try:
         return subprocess.run(("git", *words), cwd=root, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

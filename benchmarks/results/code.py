@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.harness.origin import DIRTY, ROOT, Origin
+from benchmarks.harness.origin import DIRTY, ROOT, Origin, git
 
 PRODUCT = ("services", "shared", "kernels", "loadgen")
 STARTERS = ("benchmarks/harness/stack.py", "benchmarks/harness/local_stack.py")
@@ -42,20 +42,15 @@ def age_of(origin: Origin, root: Path = ROOT) -> Age:
     if origin.command is None or not (paths := paths_of(origin.command, root)):
         return Age(unknown="no command of this project")
     made_at = origin.revision.removesuffix(DIRTY)
-    (now,) = _git(root, "rev-parse", "HEAD") or ("",)
-    changed = _git(root, "diff", "--name-only", "--no-renames", made_at, now, "--", *paths)
-    if changed is None:
+    now = git(root, "rev-parse", "HEAD") or ""
+    listed = git(root, "diff", "--name-only", "--no-renames", made_at, now, "--", *paths)
+    if listed is None:
         return Age(unknown=f"revision {origin.revision} is not in this repository")
+    changed = listed.splitlines()
     before, after = _meanings(root, made_at, changed), _meanings(root, now, changed)
     older = [path for path in changed if before[path] != after[path]]
-    log = _git(root, "log", "--format=%h %s", f"{made_at}..{now}", "--", *older) if older else []
-    return Age(log or [])
-
-
-def _git(root: Path, *words: str) -> list[str] | None:
-    """Lines; None where it fails."""
-    asked = subprocess.run(("git", *words), cwd=root, capture_output=True, text=True)
-    return None if asked.returncode else asked.stdout.splitlines()
+    log = git(root, "log", "--format=%h %s", f"{made_at}..{now}", "--", *older) if older else None
+    return Age((log or "").splitlines())
 
 
 def _meanings(root: Path, revision: str, paths: Sequence[str]) -> dict[str, int | None]:

@@ -58,6 +58,11 @@ class Cell:
         return mean_of(self.alone_runs)
 
     @property
+    def idle_share(self) -> float:
+        """Of the time, without online requests under way."""
+        return 1 - (self.alone.under_way_share or 0.0)
+
+    @property
     def best(self) -> CoRun | None:
         """The most offline tokens/s of the runs that kept the SLOs; without a knob the mean of all, where that did."""
         kept = [run for run in ([self.mean] if self.mean else self.runs) if run.trial.met]

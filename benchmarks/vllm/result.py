@@ -119,14 +119,13 @@ def _ratios(online: OnlineReport, alone: OnlineReport) -> str:
 
 
 def _harvest(cell: Cell, run: CoRun) -> str:
-    harvested = harvest(run.offline, cell.offline_alone, 1 - (cell.alone.under_way_share or 0.0))
+    harvested = harvest(run.offline, cell.offline_alone, cell.idle_share)
     return "-" if harvested is None else f"{harvested:.2f}"
 
 
 def _co_batched(cell: Cell, run: CoRun) -> float:
     """Offline tokens/s beyond what the time without online work has room for: those that came beside it."""
-    idle_share = 1 - (cell.alone.under_way_share or 0.0)
-    return max(0.0, run.trial.offline_tokens_per_s - idle_share * (cell.offline_alone.total_tokens_per_s or 0.0))
+    return max(0.0, run.trial.offline_tokens_per_s - cell.idle_share * (cell.offline_alone.total_tokens_per_s or 0.0))
 
 
 def _spread(values: Sequence[float], form: str = "{:.2f}") -> str:
