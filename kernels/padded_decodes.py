@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.gpu.batch import PagedBatch, byte_starts, gpu_of, stack_tables, upload
+from kernels.gpu.batch import PagedBatch, byte_starts, gpu_of, upload
 from kernels.paged_attention import AttentionMetadata
 from kernels.slots import Ints, StepLayout
 
@@ -45,7 +45,7 @@ class PaddedDecodes:
             padded[:count] = values
         device = self._memory.device
         upload(arrays, device, self._memory)
-        [tables] = upload((stack_tables(layout.tables),), device)
+        [tables] = upload((layout.stacked_tables(),), device)
         self._block_tables[:count, : tables.shape[1]].copy_(tables)
 
     def rows(self, count: int) -> tuple[torch.Tensor, AttentionMetadata]:

@@ -50,7 +50,8 @@ class StepLayout:
     num_decodes: int  # sequences that lead the batch with one new token each; the others are chunks
     num_new: Ints  # [num_sequences]
     num_computed: Ints  # [num_sequences]
-    tables: list[Ints]  # of each sequence, cut to the blocks that its tokens need
+    blocks: Ints  # the sequences' tables end to end, each cut to the blocks that its tokens need
+    table_ends: Ints  # [num_sequences], one past each sequence's last block in ``blocks``
     fills_right: npt.NDArray[np.bool_]  # [num_sequences]
     positions: Ints  # [num_tokens]
     slot_mapping: Ints  # [num_tokens]
@@ -78,18 +79,24 @@ class StepLayout:
         are [num_sequences]; each sequence has a new token at least."""
         counts = -(-(computed + num_new) // block_size)
         table_ends = np.cumsum(counts)
-        tables = np.split(all_blocks, table_ends[:-1])
         ends = np.cumsum(num_new)
         positions = np.arange(ends[-1]) + np.repeat(computed - (ends - num_new), num_new)
         in_all_blocks = positions + np.repeat((table_ends - counts) * block_size, num_new)
         slots = slots_of(all_blocks, in_all_blocks, block_size, np.repeat(fills_right, num_new))
         num_decodes = int(np.argmax(num_new > 1)) if (num_new > 1).any() else len(num_new)
-        return cls(block_size, num_decodes, num_new, computed, tables, fills_right, positions, slots)
+        return cls(block_size, num_decodes, num_new, computed, all_blocks, table_ends, fills_right, positions, slots)
 
     @property
     def seq_lens(self) -> Ints:
         """[num_sequences], KV tokens that each sequence's last new token reads, its own included."""
         return self.num_computed + self.num_new
+
+    def stacked_tables(self) -> npt.NDArray[np.int32]:
+        """[num_sequences, longest table]; 0 behind a shorter one."""
+        counts = np.diff(self.table_ends, prepend=0)
+        stacked = np.zeros((len(counts), counts.max()), np.int32)
+        stacked[np.arange(stacked.shape[1]) < counts[:, None]] = self.blocks
+        return stacked
 
     @property
     def row_ends(self) -> Ints:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from benchmarks.gpu.context import Context, Found, SkippedError
 
-MOST_PROCESSES = 8  # each compiles kernels, on a processor of its own
+MOST_PROCESSES = 14  # each compiles kernels, on a processor of its own
 
 
 def run_pytest(context: Context, folder: str, paths: Sequence[str]) -> Found:
@@ -23,7 +23,7 @@ def run_pytest(context: Context, folder: str, paths: Sequence[str]) -> Found:
         report = Path(made) / "report.xml"
         options = ["-q", "-p", "no:cacheprovider", f"--confcutdir={folder}", f"--junitxml={report}"]
         if context.device == "cuda":
-            options += ["-m", "", *_processes()]
+            options += ["-m", "", "--durations=5", *_processes()]
         command = [sys.executable, "-m", "pytest", *paths, *options]
         status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
         if not report.exists():
@@ -41,7 +41,7 @@ def run_pytest(context: Context, folder: str, paths: Sequence[str]) -> Found:
 def _processes() -> list[str]:
     if importlib.util.find_spec("xdist") is None:
         return []
-    return ["-n", str(min(MOST_PROCESSES, os.cpu_count() or 1)), "--dist", "loadfile"]
+    return ["-n", str(min(MOST_PROCESSES, os.cpu_count() or 1)), "--dist", "worksteal"]
 
 
 def _bad(suite: ElementTree.Element) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ class Worst:
     error: float = 0.0
 
     def meet(self, out: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-        errors = (out.double().cpu() - expected).abs()
+        errors = (out.double() - expected).abs()
         shares = errors / (tolerance * (1 + expected.abs()))
         shares = shares.nan_to_num(nan=torch.inf)
         if (share := float(shares.max())) >= self.share:
@@ -82,8 +82,8 @@ def _measure(work: Work, worst: Mapping[str, Worst], rivals: Rivals, failures: d
 
 
 def _float64(work: Work) -> torch.Tensor:
-    there = replace(work, query=work.query.double().cpu(), kv_cache=work.kv_cache.double().cpu())
-    return sdpa.attention(there)()
+    wide = replace(work, query=work.query.double(), kv_cache=work.kv_cache.double())
+    return sdpa.attention(wide)()
 
 
 def _row(heads: tuple[int, int, int], dtype: torch.dtype, tolerance: float, worst: Mapping[str, Worst]) -> Row:

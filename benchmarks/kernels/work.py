@@ -19,6 +19,7 @@ from kernels.slots import StepLayout
 BLOCK_SIZE = 16
 HEADS = {"SmolLM2-135M": (9, 3, 64), "Llama-3.1-8B": (32, 8, 128)}  # query heads, KV heads, head size
 FLUSHED_BYTES = 256 << 20  # more than the L2 cache of any GPU
+HOST_LEAD_CYCLES = 2_000_000  # of the device, a millisecond: in which any step is launched
 
 Attention = Callable[[], torch.Tensor]
 """Gives [num_tokens, num_heads, head_dim]."""
@@ -92,10 +93,13 @@ class Work:
         return run
 
 
-class CudaTimes(Times):
-    """Milliseconds on the GPU."""
+class ColdCudaTimes(Times):
+    """Milliseconds on the GPU, of steps that find nothing of what they read in the L2 cache, as layers of a model do.
+    The device waits until the host is ahead, as it is where steps are recorded, so that launches do not count."""
 
     def time(self, step: Callable[[], T]) -> T:
+        _flushed().zero_()
+        torch.cuda._sleep(HOST_LEAD_CYCLES)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         done = step()
@@ -105,15 +109,6 @@ class CudaTimes(Times):
         return done
 
 
-class ColdCudaTimes(CudaTimes):
-    """Of steps that find nothing of what they read in the L2 cache, as layers of a model do. What clears the cache also
-    lets the host be ahead of the device, so that launches do not count."""
-
-    def time(self, step: Callable[[], T]) -> T:
-        _flushed().zero_()
-        return super().time(step)
-
-
 @functools.cache
 def _flushed() -> torch.Tensor:
     return torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
@@ -121,5 +116,5 @@ def _flushed() -> torch.Tensor:
 
 def medians_ms(steps: Mapping[str, Step], runs: int, cuda: bool) -> dict[str, float]:
     """Of each step by its name, all in turns, after three turns to warm up."""
-    times = in_turns(list(steps.values()), runs, 3, CudaTimes if cuda else Times)
+    times = in_turns(list(steps.values()), runs, 3, ColdCudaTimes if cuda else Times)
     return {name: each.median_ms if cuda else each.median_cpu_ms for name, each in zip(steps, times, strict=True)}

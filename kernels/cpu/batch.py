@@ -119,14 +119,20 @@ class GatheredBatch:
         """``bytes_per_block``: of one layer."""
         size, ends, count = layout.block_size, layout.row_ends.tolist(), layout.num_decodes
         directions, computed = layout.fills_right.tolist(), layout.num_computed.tolist()
+        starts = np.concatenate(([0], layout.table_ends))
         chunks = [
-            Chunk(ends[i] - int(layout.num_new[i]), ends[i], size, layout.tables[i], directions[i], computed[i])
+            Chunk(
+                ends[i] - int(layout.num_new[i]),
+                ends[i],
+                size,
+                layout.blocks[starts[i] : starts[i + 1]],
+                directions[i],
+                computed[i],
+            )
             for i in range(count, len(ends))
         ]
-        tables = np.concatenate([*layout.tables[:count], np.empty(0, np.int64)])
-        lens = np.array([len(table) for table in layout.tables[:count]], np.int64)
-        starts, right = np.cumsum(lens) - lens, layout.fills_right[:count]
-        return cls(Decodes(size, tables, starts, layout.seq_lens[:count], right, bytes_per_block), chunks)
+        tables, right = layout.blocks[: starts[count]], layout.fills_right[:count]
+        return cls(Decodes(size, tables, starts[:count], layout.seq_lens[:count], right, bytes_per_block), chunks)
 
 
 def _group_bounds(num_blocks: list[int], bytes_per_block: int) -> Iterator[tuple[int, int]]:

@@ -37,7 +37,8 @@ def attend(
             attend_fused(query, kv_cache, batch, shapes, scale, window, out, num_splits)
             return out
     if batch.num_decodes:
-        shape, tiles = decode_tile_shape(group_size, head_dim, query.dtype), batch.decode_tiles()
+        shape = decode_tile_shape(group_size, head_dim, query.dtype, batch.gpu.shared_bytes)
+        tiles = batch.decode_tiles()
         _launch(query, kv_cache, batch, tiles, shape, scale, window, out, num_splits)
     if has_chunks:
         shape = chunk_tile_shape(group_size, head_dim, query.dtype, batch.gpu.shared_bytes)

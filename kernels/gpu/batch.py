@@ -47,7 +47,7 @@ class PagedBatch:
             (
                 layout.positions,
                 layout.slot_mapping,
-                stack_tables(layout.tables),
+                layout.stacked_tables(),
                 layout.seq_lens.astype(np.int32),
                 np.concatenate(([0], layout.row_ends)).astype(np.int32),
                 layout.fills_right.astype(np.int32),
@@ -83,14 +83,6 @@ class PagedBatch:
             shape = (LAUNCHES, -(-(2 + self.gpu.num_sms) * 4 // ALIGNMENT) * ALIGNMENT // 4)
             self._counters = list(torch.zeros(shape, dtype=torch.int32, device=self.seq_lens.device))
         return self._counters.pop()
-
-
-def stack_tables(tables: Sequence[Ints]) -> npt.NDArray[np.int32]:
-    """[num_sequences, longest table]"""
-    stacked = np.zeros((len(tables), max(len(table) for table in tables)), np.int32)
-    for row, table in zip(stacked, tables, strict=True):
-        row[: len(table)] = table
-    return stacked
 
 
 def upload(

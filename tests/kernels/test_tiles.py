@@ -7,7 +7,7 @@ import torch
 from kernels.gpu.tiles import MAX_SPLITS, choose_num_splits, chunk_tile_shape, cut_chunks, decode_tile_shape
 
 H100_SMS = 132
-BFLOAT16_128 = decode_tile_shape(4, 128, torch.bfloat16)
+BFLOAT16_128 = decode_tile_shape(4, 128, torch.bfloat16, shared_bytes=1 << 16)
 
 
 def test_a_full_gpu_is_not_split() -> None:
@@ -48,7 +48,8 @@ def test_chunks_are_cut_whole_and_the_longest_read_comes_first() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_every_query_head_of_a_kv_head_fits_a_tile(group_size: int, head_dim: int, dtype: torch.dtype) -> None:
     for shape in (
-        decode_tile_shape(group_size, head_dim, dtype),
+        decode_tile_shape(group_size, head_dim, dtype, shared_bytes=1 << 18),
+        decode_tile_shape(group_size, head_dim, dtype, shared_bytes=1 << 16),
         chunk_tile_shape(group_size, head_dim, dtype, shared_bytes=1 << 17),
     ):
         assert shape.rows >= max(16, group_size)

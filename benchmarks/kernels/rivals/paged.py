@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.kernels.work import Work
-from kernels.gpu.batch import stack_tables
 from kernels.slots import StepLayout
 
 
@@ -33,7 +32,7 @@ class PagedStep:
         return cls(
             keys,
             values,
-            torch.from_numpy(stack_tables(layout.tables)).to(device),
+            torch.from_numpy(layout.stacked_tables()).to(device),
             seq_lens.to(device),
             torch.cat((torch.zeros(1, dtype=torch.int32), query_start_loc)).to(device),
             int(layout.num_new.max()),

@@ -13,6 +13,9 @@ import torch.nn.functional as F
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """``x @ weight.T + bias`` for inference: [..., in_features], at least one row, gives [..., out_features]."""
 
+LinearSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The same of [num_rows, in_features] added to a residual [num_rows, out_features], in its place; returns it."""
+
 
 def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """On a CPU, by oneDNN. ``weight`` [out_features, in_features] is copied."""
@@ -25,6 +28,21 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """On any device, by torch. ``weight`` [out_features, in_features] is kept as it is."""
     return partial(F.linear, weight=weight.detach(), bias=None if bias is None else bias.detach())
+
+
+def packed_sum(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearSum:
+    """As ``packed_linear``."""
+    product = packed_linear(weight, bias)
+    return lambda x, residual: residual.add_(product(x))
+
+
+def plain_sum(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearSum:
+    """As ``plain_linear``; without a bias the sum is a part of the product."""
+    if bias is not None:
+        product = plain_linear(weight, bias)
+        return lambda x, residual: residual.add_(product(x))
+    columns = weight.detach().t()
+    return lambda x, residual: residual.addmm_(x, columns)
 
 
 class PackedModule(torch.nn.Module):

@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu.threads import has_numba
+from kernels.gated import silu_and_mul
+from kernels.rotary import apply_rotary
 from services.executor.engines.torch.attention import AttentionStep, LayerShape
-from services.executor.engines.torch.linear import packed_linear, plain_linear
+from services.executor.engines.torch.linear import packed_linear, packed_sum, plain_linear, plain_sum
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LAYER_PARTS = {
@@ -68,10 +70,10 @@ class LlamaForward:
         return self._output(hidden) if len(hidden) else hidden.new_empty(0, self._vocab_size)
 
     def _turns(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, 1, k_dim / 2], complex: by which each token's queries and keys are turned."""
+        """[num_tokens, k_dim / 2], complex: by which each token's queries and keys are turned."""
         cos, sin = self._rotary(self._like, position_ids[None])
         half = cos.shape[-1] // 2
-        return torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
+        return torch.complex(cos[0, :, :half], sin[0, :, :half])
 
 
 def is_llama(model: Any, shapes: Sequence[LayerShape]) -> bool:
@@ -106,16 +108,16 @@ class _Layer:
 
     def __init__(self, layer: Any, shape: LayerShape, packs: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        linear = packed_linear if packs else plain_linear
+        linear, with_sum = (packed_linear, packed_sum) if packs else (plain_linear, plain_sum)
         self._shape = shape
         self._norms = _RMSNorm(layer.input_layernorm), _RMSNorm(layer.post_attention_layernorm)
         self._qkv = linear(*_merged_qkv(attention, shape))
         self._head_norms = _head_norms(attention, shape)
-        self._out = linear(attention.o_proj.weight, attention.o_proj.bias)
+        self._out = with_sum(attention.o_proj.weight, attention.o_proj.bias)
         gate, up = mlp.gate_proj, mlp.up_proj
         bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
         self._gate_up = linear(torch.cat((gate.weight, up.weight)), bias)
-        self._down = linear(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._down = with_sum(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def attend(self, hidden: torch.Tensor, turns: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """``hidden`` [num_tokens, hidden_size] gives [num_tokens, num_heads * v_dim]."""
@@ -127,15 +129,13 @@ class _Layer:
         key, value = kv[..., : shape.k_dim], kv[..., shape.k_dim :]
         if self._head_norms is not None:
             query, key = self._head_norms[0](query), self._head_norms[1](key)
-        _turn(query, turns)
-        _turn(key, turns)
+        apply_rotary(query, key, turns)
         return step(self, query, key, value, shape.scale, shape.window).flatten(1)
 
     def combine(self, attended: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The layer's output [num_rows, hidden_size], of any of its rows."""
-        hidden = self._out(attended).add_(hidden)
-        gate, up = self._gate_up(self._norms[1](hidden)).chunk(2, dim=1)
-        return self._down(F.silu(gate).mul_(up)).add_(hidden)
+        """The layer's output [num_rows, hidden_size], of any of its rows, in the place of ``hidden``."""
+        hidden = self._out(attended, hidden)
+        return self._down(silu_and_mul(self._gate_up(self._norms[1](hidden))), hidden)
 
 
 def _merged_qkv(attention: Any, shape: LayerShape) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -163,12 +163,3 @@ def _head_norms(attention: Any, shape: LayerShape) -> tuple[_RMSNorm, _RMSNorm] 
 def _paired(weight: torch.Tensor, k_dim: int) -> torch.Tensor:
     """Rows [num_heads * k_dim, ...] with rows i and i + k_dim / 2 of a head side by side."""
     return weight.view(-1, 2, k_dim // 2, *weight.shape[1:]).transpose(1, 2).flatten(0, 2)
-
-
-def _turn(heads: torch.Tensor, turns: torch.Tensor) -> None:
-    """Turn ``heads`` [num_tokens, num_heads, k_dim] in place."""
-    pairs = heads.view(*heads.shape[:2], -1, 2)
-    if heads.dtype is torch.float32:
-        torch.view_as_complex(pairs).mul_(turns)
-    else:
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))

@@ -33,7 +33,7 @@ def shapes_of(model: Any) -> list[LayerShape]:
 
 @pytest.mark.parametrize("family", OURS)
 @pytest.mark.parametrize("packs", [False, True])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
 def test_logits_equal_transformers(
     family: str, packs: bool, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ def test_every_variant_is_launched(num_sms: int) -> None:
         layout = StepLayout.of(batch.sequences, SPEC.num_blocks, SPEC.block_size)
         is_decode = layout.num_decodes == 1
         shape = (
-            decode_tile_shape(4, 128, torch.bfloat16)
+            decode_tile_shape(4, 128, torch.bfloat16, shared_bytes=1 << 18)
             if is_decode
             else chunk_tile_shape(4, 128, torch.bfloat16, shared_bytes=1 << 18)
         )
