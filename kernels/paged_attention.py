@@ -47,14 +47,17 @@ def paged_attention(
     scale: float,
     buffer: GatherBuffer,
     window: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [num_tokens, num_heads, k_dim] over ``kv_cache`` (layout in kv_write), whose slots of this
     step are written already. Returns [num_tokens, num_heads, v_dim], contiguous.
 
     Query head h reads KV head ``h // (num_heads // num_kv_heads)``. A query at position p reads (p - window, p]. No
-    slot but a sequence's own reaches its result, whatever the others hold. The metadata says whose kernels serve."""
+    slot but a sequence's own reaches its result, whatever the others hold. The metadata says whose kernels serve.
+    ``out``: where the result shall lie."""
     if isinstance(metadata.batch, GatheredBatch):
-        return attend_gathered(query, kv_cache, metadata.batch, scale, buffer, window)
+        attended = attend_gathered(query, kv_cache, metadata.batch, scale, buffer, window)
+        return attended if out is None else out.copy_(attended)
     from kernels.gpu.attention import attend  # Triton is not there on every machine that has no GPU
 
-    return attend(query, kv_cache, metadata.batch, scale, window)
+    return attend(query, kv_cache, metadata.batch, scale, window, out=out)

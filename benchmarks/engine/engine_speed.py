@@ -2,7 +2,7 @@
 
 Each size runs in turns, one step of ours and one forward of transformers (SDPA attention, DynamicCache, greedy pick),
 so that both meet the same disturbances; the medians and their ratio are printed. Blocks are scattered over the pool.
-``--cuda-graphs`` runs decode steps of ours with and without recorded graphs instead, on a GPU, beside transformers.
+``--cuda-graphs`` runs steps of ours with and without recorded graphs instead, on a GPU, beside transformers.
 """
 
 from services.executor.engines.torch.threads import cpu_count
@@ -50,6 +50,7 @@ class Sizes:
 
 CPU_SIZES = Sizes(256, (1, 2, 4, 8, 16, 32, 64), (32, 128, 256, 512))
 GPU_SIZES = Sizes(1024, (1, 4, 16, 64, 128), (128, 512, 2048, 8000))
+GRAPH_TOKENS = 1024  # of the largest step with a chunk that is recorded: as an executor has it
 RIVAL = "transformers"
 
 
@@ -125,22 +126,27 @@ def beside_transformers(path: Path, num_threads: int, runs: int, sizes: Sizes = 
 
 
 def with_graphs(path: Path, runs: int, sizes: Sizes = GPU_SIZES) -> Results:
-    """Decodes with recorded graphs beside the same without and transformers; then prefills. Raises ConfigError where
-    there is no GPU."""
+    """Decodes and prefills with recorded graphs, where a step is not too large for them, beside the same without and
+    transformers. Raises ConfigError where there is no GPU."""
     load = partial(TorchEngine.load, path, "bench", "cuda", num_blocks=sizes.num_blocks)
-    recorded, plain = load(max_graph_decodes=max(sizes.batches)), load()
-    if not recorded.graph_sizes:
+    recorded, plain = load(max_graph_decodes=max(sizes.batches), max_graph_tokens=GRAPH_TOKENS), load()
+    if not recorded.graph_sizes or not recorded.piece_sizes:
         sys.exit("this model cannot be recorded")
     yield about(plain)
     reference = Transformers(path, "cuda", DTYPES[plain.spec.dtype])
-    for size in sizes.batches:
-        ours, without = (partial(engine.execute, sizes.decodes(size)) for engine in (recorded, plain))
-        rivals: dict[str, Step] = {"without graphs": without, RIVAL: reference.decode(size, sizes.context)}
-        yield row(f"decode, batch {size}, context {sizes.context}", size, ours, rivals, runs, digits=2)
-    for length in sizes.chunks:
-        if length <= plain.spec.max_model_len:
-            ours, theirs = partial(plain.execute, sizes.prefill(length)), reference.prefill(length)
-            yield row(f"prefill, {length} tokens", length, ours, {RIVAL: theirs}, runs, digits=2)
+    steps = [
+        (f"decode, batch {size}, context {sizes.context}", size, sizes.decodes(size), reference.decode(size, sizes.context))
+        for size in sizes.batches
+    ]
+    steps += [
+        (f"prefill, {length} tokens", length, sizes.prefill(length), reference.prefill(length))
+        for length in sizes.chunks
+        if length <= plain.spec.max_model_len
+    ]
+    for name, num_tokens, batch, theirs in steps:
+        ours, without = (partial(engine.execute, batch) for engine in (recorded, plain))
+        rivals: dict[str, Step] = {"without graphs": without, RIVAL: theirs}
+        yield row(name, num_tokens, ours, rivals, runs, digits=2)
     for engine in (recorded, plain):
         engine.close()
 

@@ -23,10 +23,10 @@ from tests.services.executor.engines.engine_driver import EngineDriver, Request
 NUM_REQUESTS, NUM_TOKENS = 8, 16
 LONGEST_PROMPT = 150
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}  # of the largest logit
-GRAPH_DECODES = 8
+GRAPH_DECODES, GRAPH_TOKENS = 8, 64
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "graphs": {"max_graph_decodes": GRAPH_DECODES},
+    "graphs": {"max_graph_decodes": GRAPH_DECODES, "max_graph_tokens": GRAPH_TOKENS},
     "one launch": {"fused_attention": True},
 }
 
@@ -84,7 +84,7 @@ def _agreement(folder: Path, reference: Any, device: str, dtype: str, options: d
     engine = TorchEngine.load(folder, "parity", device, dtype, block_size=16, num_blocks=160, **options)
     try:
         if "max_graph_decodes" in options:
-            assert engine.graph_sizes, "no graph could be recorded"
+            assert engine.graph_sizes and engine.piece_sizes, "no graph could be recorded"
         vocabulary = range(2, engine.spec.vocab_size)
         prompts = [rng.choices(vocabulary, k=rng.randint(1, LONGEST_PROMPT)) for _ in range(NUM_REQUESTS)]
         greedy = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)

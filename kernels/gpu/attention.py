@@ -21,13 +21,15 @@ def attend(
     scale: float,
     window: int | None = None,
     num_splits: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``kernels.paged_attention.paged_attention`` on tensors that Triton can reach. Waits for nothing. ``num_splits``:
     into how many parts each tile's KV is cut; None chooses by how many programs fill the GPU."""
     num_tokens, num_heads, k_dim = query.shape
     num_kv_heads, width = kv_cache.shape[2:]
     query = query if query.stride(2) == 1 else query.contiguous()
-    out = query.new_empty(num_tokens, num_heads, width - k_dim)
+    if out is None:
+        out = query.new_empty(num_tokens, num_heads, width - k_dim)
     group_size = num_heads // num_kv_heads
     head_dim = max(k_dim, width - k_dim)
     has_chunks = batch.num_decodes < len(batch.num_new)

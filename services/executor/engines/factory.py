@@ -40,6 +40,7 @@ def load_engine(settings: ExecutorSettings) -> Engine:
             max_model_len=settings.max_model_len or None,
             num_host_slots=_host_slots(settings),
             max_graph_decodes=min(settings.cuda_graph_decodes, sizes.max_num_seqs) if records else 0,
+            max_graph_tokens=settings.cuda_graph_tokens if records else 0,
             fused_attention=settings.fused_attention,
         )
     return _load_vllm(settings) if settings.engine == "vllm" else load_sim(settings)

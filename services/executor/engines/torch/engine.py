@@ -38,6 +38,8 @@ from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, cuda_
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
 from services.executor.engines.torch.kv_regions import regions_of
 from services.executor.engines.torch.model import Forward, LoadedModel, first_line
+from services.executor.engines.torch.pieces import PiecewiseGraphs, cuda_piece_recorder
+from services.executor.engines.torch.pieces import Recorder as PieceRecorder
 from services.executor.engines.torch.prompt_scores import score_tokens, with_scores
 from services.executor.engines.torch.sampler import NO_TOKEN, NOT_FINITE, gather_logprobs, read_logprobs, sample
 from services.executor.engines.torch.warm_up import warm_up_batches
@@ -70,6 +72,7 @@ class TorchEngine(EngineOnTorch):
         self._kv_caches = kv_caches
         self._buffer = GatherBuffer()
         self._graphs: DecodeGraphs | None = None
+        self._pieces: PiecewiseGraphs | None = None
         self._fused_attention = fused_attention
 
     @classmethod
@@ -85,6 +88,7 @@ class TorchEngine(EngineOnTorch):
         max_model_len: int | None = None,
         num_host_slots: int | None = 0,
         max_graph_decodes: int = 0,
+        max_graph_tokens: int = 0,
         fused_attention: bool = False,
     ) -> TorchEngine:
         """Load the model folder ``path`` under the name that clients use; takes seconds, on a machine for the first
@@ -93,8 +97,9 @@ class TorchEngine(EngineOnTorch):
 
         None: ``num_blocks`` sizes the KV cache from memory, ``num_threads`` is every core, ``max_model_len`` the
         model's own context or what the KV blocks hold, ``num_host_slots`` as many as the blocks have or as memory
-        allows. On CUDA, steps of up to ``max_graph_decodes`` decodes are recorded as graphs; with ``fused_attention`` a
-        step's chunks and decodes share a launch of attention."""
+        allows. On CUDA, steps of up to ``max_graph_decodes`` decodes are recorded as graphs, and others of up to
+        ``max_graph_tokens`` that sample no more in pieces; with ``fused_attention`` a step's chunks and decodes share a
+        launch of attention."""
         facts = ModelFacts.read(path)
         threads = num_threads or cpu_count()
         torch.set_num_threads(threads)
@@ -128,6 +133,7 @@ class TorchEngine(EngineOnTorch):
             for batch in warm_up_batches(spec, fused_attention):
                 engine.execute(batch)
             engine.record_decodes(max_graph_decodes)
+            engine.record_pieces(max_graph_tokens, max_graph_decodes)
         else:
             for shape in dict.fromkeys(model.shapes.values()):
                 decodes.prepare(model.dtype, shape.k_dim, shape.v_dim)
@@ -148,10 +154,28 @@ class TorchEngine(EngineOnTorch):
         except (RuntimeError, ValueError) as error:
             logger.warning("decodes run without CUDA graphs", extra={"reason": first_line(error)})
 
+    def record_pieces(self, max_tokens: int, max_rows: int, record: PieceRecorder | None = None) -> None:
+        """Have any other steps of up to ``max_tokens`` tokens, ``max_rows`` of which are sampled after, replay what was
+        recorded between their layers' attention; 0 is none. Otherwise as ``record_decodes``."""
+        self._pieces = None
+        if max_tokens == 0 or max_rows == 0:
+            return
+        try:
+            with torch.inference_mode():
+                record = record or cuda_piece_recorder(self._device)
+                self._pieces = PiecewiseGraphs(self._model, self._kv_caches, max_tokens, max_rows, record)
+        except (RuntimeError, ValueError) as error:
+            logger.warning("chunks run without CUDA graphs", extra={"reason": first_line(error)})
+
     @property
     def graph_sizes(self) -> list[int]:
         """Numbers of decodes that forward passes are recorded for, ascending."""
         return self._graphs.sizes if self._graphs is not None else []
+
+    @property
+    def piece_sizes(self) -> list[int]:
+        """Numbers of tokens, likewise."""
+        return self._pieces.sizes if self._pieces is not None else []
 
     def kv_regions(self) -> KVRegions | str:
         """See ``Engine.kv_regions``; the layout is the same on every device."""
@@ -160,7 +184,7 @@ class TorchEngine(EngineOnTorch):
     def close(self) -> None:
         super().close()
         self._grammars.close()
-        self._graphs = None
+        self._graphs = self._pieces = None
         self._kv_caches.clear()
         self._buffer = GatherBuffer()
         del self._model
@@ -196,8 +220,13 @@ class TorchEngine(EngineOnTorch):
         logits = self._graphs.logits(layout, input_ids) if self._graphs is not None else None
         if logits is not None:
             return logits if len(sampling) == len(logits) else logits[sampling]
-        rows = torch.from_numpy(layout.row_ends[sampling] - 1).to(self._device)
-        return self._forward(torch.from_numpy(input_ids).to(self._device), self._metadata(layout), rows)
+        metadata, rows = self._metadata(layout), layout.row_ends[sampling] - 1
+        if self._pieces is not None:
+            logits = self._pieces.logits(metadata, layout, input_ids, rows, self._interruption.check)
+            if logits is not None:
+                return logits
+        token_ids, chosen = (torch.from_numpy(each).to(self._device) for each in (input_ids, rows))
+        return self._forward(token_ids, metadata, chosen)
 
     def _run_reading(
         self,
