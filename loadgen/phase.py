@@ -68,9 +68,11 @@ class Phase:
 
     def outcome(self) -> PhaseOutcome:
         """What was measured so far; a side that the phase does not have, or did not get to, is None."""
-        online, offline = None, None
+        online, offline, window = None, None, None
         if self._start_s is not None and self._start_s < self._end_s:
             online = online_report(self.online.records, self._start_s, self._end_s) if self.online else None
             offline = self.offline.report() if self.offline else None
+            window = self._start_s, self._end_s
         records = self.online.records if self.online else ()
-        return PhaseOutcome(online, offline, records, idle_share(*self._busy) if len(self._busy) == 2 else None)
+        idle = idle_share(*self._busy) if len(self._busy) == 2 else None
+        return PhaseOutcome(online, offline, records, idle, window)

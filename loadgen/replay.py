@@ -17,7 +17,7 @@ from loadgen.offline.bodies import OfflineMaker, fit_backlog
 from loadgen.offline.requests import OfflineRequests
 from loadgen.phase import OfflineDriver, Phase
 from loadgen.progress import ReplayProgress
-from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
+from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, PhaseOutcome, compose
 from loadgen.report.report import Report, RunFacts
 from loadgen.report.slo import Slo
 from loadgen.workload.backlog import OfflinePrompt
@@ -164,8 +164,11 @@ class Replay:
         plan, abilities = self._plan, self._maker.abilities
         shape = abilities.prompt_form, abilities.exact_output
         facts = plan.facts(self._date, self._client.url, self._maker.model, self._max_context, *shape)
-        phases = {name: phase.outcome() for name, phase in self._phases.items()}
-        return compose(facts, phases, plan.slos, plan.baseline, partial, self._notes + self._trouble_notes())
+        return compose(facts, self.outcomes(), plan.slos, plan.baseline, partial, self._notes + self._trouble_notes())
+
+    def outcomes(self) -> dict[str, PhaseOutcome]:
+        """What each phase that has begun measured so far, by its name."""
+        return {name: phase.outcome() for name, phase in self._phases.items()}
 
     def _trouble_notes(self) -> list[str]:
         notes = []

@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="Default: cuda.")
     made.add_argument("--out", type=Path, default=Path("build/gpu"), metavar="FOLDER", help="Default: %(default)s.")
     made.add_argument("--model", metavar="FOLDER", help="Of the engine's stages; default: the prepared one, or random.")
+    made.add_argument("--online", type=Path, metavar="TRACE", help="Of stack, as slackwater replay's; default: drawn.")
+    made.add_argument("--offline", type=Path, metavar="PROMPTS", help="Likewise.")
     made.add_argument("--limit-s", type=float, default=900.0, metavar="S", help="Of each stage; default: %(default)g.")
     made.add_argument("--revision", help="Of this code, where it is not in git.")
     return made
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, stages: Mapping[str, Stage] = S
     options = parser().parse_args(arguments)
     names = [name for name in stages if name in (options.only or stages)]
     given = ["--device", options.device, "--out", str(options.out.absolute())]
-    given += ["--model", options.model] if options.model else []
+    given += _named(options, Path.absolute)
     environment, done = stage_environment(options.device), dict[str, Finished]()
     with _ended_as_interrupted():
         try:
@@ -81,9 +83,16 @@ def _origin(name: str, machine: str, options: argparse.Namespace) -> Origin:
     """With the command that runs this stage alone."""
     command = ["python", "-m", "benchmarks.gpu", "--only", name]
     command += ["--device", "cpu"] if options.device == "cpu" else []
-    command += ["--model", options.model] if options.model else []
+    command += _named(options, Path)
     date = datetime.now(UTC).date().isoformat()
     return Origin(date, shlex.join(command), machine, options.revision or _revision())
+
+
+def _named(options: argparse.Namespace, place: Callable[[Path], Path]) -> list[str]:
+    """The options that name files, where they are given. ``place``: what stands there for a path."""
+    model = ["--model", options.model] if options.model else []
+    files = [("--online", options.online), ("--offline", options.offline)]
+    return model + [word for name, path in files if path is not None for word in (name, str(place(path)))]
 
 
 @contextlib.contextmanager

@@ -17,9 +17,11 @@ class SkippedError(Exception):
 @dataclass(frozen=True, slots=True)
 class Context:
     """``device``: cuda or cpu; ``out``: where pictures go; ``model``: None is the default one where it is prepared, and
-    else random weights."""
+    else random weights; ``online``, ``offline``: files as ``slackwater replay`` takes them; None: drawn ones."""
 
     device: str
     out: Path
     model: str | None
     num_threads: int
+    online: Path | None = None
+    offline: Path | None = None

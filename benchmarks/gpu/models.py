@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.engine.random_models import KNOWN, TINY, save_random_model
+from benchmarks.engine.random_models import KNOWN, TINY, save_random_model, save_tokenizer
 from benchmarks.gpu.context import Context
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ModelError
@@ -18,12 +18,14 @@ from shared.errors import ModelError
 
 @contextlib.contextmanager
 def random_model(context: Context, name: str) -> Iterator[Path]:
-    """A folder with a model of these sizes, for as long as it is used; on a CPU a tiny one."""
+    """A folder with a model of these sizes and a tokenizer, for as long as it is used; on a CPU a tiny one."""
     is_gpu = context.device == "cuda"
     sizes, dtype = (KNOWN[name], torch.bfloat16) if is_gpu else (TINY, torch.float32)
-    with tempfile.TemporaryDirectory() as folder:
-        save_random_model(Path(folder), "llama", sizes, context.device, dtype)
-        yield Path(folder)
+    with tempfile.TemporaryDirectory() as store:
+        folder = Path(store) / (name if is_gpu else f"{name}-tiny")  # its name is the model's
+        save_random_model(folder, "llama", sizes, context.device, dtype)
+        save_tokenizer(folder, sizes["vocab_size"])
+        yield folder
 
 
 def prepared_model(context: Context) -> tuple[str, Path] | None:

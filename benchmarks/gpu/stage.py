@@ -25,6 +25,7 @@ NAMES = {
     "engine-parity": "greedy tokens of the torch engine beside transformers",
     "engine-tests": "the torch engine's tests that use the device, with pytest",
     "engine-speed": "steps of the torch engine with and without CUDA graphs, beside transformers",
+    "stack": "a stack of the torch engine: online requests alone, offline ones alone, both together",
 }
 
 

@@ -52,8 +52,11 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"))
     parser.add_argument("--model")
+    parser.add_argument("--online", type=Path)
+    parser.add_argument("--offline", type=Path)
     arguments = parser.parse_args()
-    return run(arguments.stage, Context(arguments.device, arguments.out, arguments.model, cpu_count()))
+    given = arguments.device, arguments.out, arguments.model, cpu_count(), arguments.online, arguments.offline
+    return run(arguments.stage, Context(*given))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from services.local.stack.processes.process import Command, Process, tail
 from shared.errors import StackError
 
 START_S, GRACE_S, POLL_S = 300.0, 40.0, 0.25
+UP_LOG = "up.log"
 
 
 @asynccontextmanager
@@ -22,14 +23,21 @@ async def local_stack(
     name: str, folder: Path, options: Mapping[str, object], environ: Mapping[str, str] | None = None
 ) -> AsyncIterator[DataDir]:
     """``slackwater up`` with these options, ready, with a data directory and a port of its own; its log goes into the
-    folder. Raises ServerError where it does not start."""
+    folder. Raises ServerError where it does not start, with the ends of its processes' logs, which are gone after."""
     with TemporaryDirectory(prefix="data-", dir=folder, ignore_cleanup_errors=True) as store:
         data_dir = DataDir(Path(store))
         program = ("-c", "from services.local.cli import main; main()", "up")
         every = {**options, "port": free_port(), "data-dir": data_dir.path}
-        command = Command(name, python_command(program, every), folder / "up.log", dict(environ or {}))
-        async with running(command, lambda: _is_up(data_dir)):
-            yield data_dir
+        command = Command(name, python_command(program, every), folder / UP_LOG, dict(environ or {}))
+        is_ready = False
+        try:
+            async with running(command, lambda: _is_up(data_dir)):
+                is_ready = True
+                yield data_dir
+        except ServerError as error:
+            if is_ready:
+                raise
+            raise ServerError(f"{error}\n{ends_of_logs(data_dir)}") from error
 
 
 @asynccontextmanager
@@ -48,6 +56,12 @@ async def running(command: Command, is_ready: Callable[[], bool]) -> AsyncIterat
     finally:
         await process.terminate(GRACE_S)
         ended.cancel()
+
+
+def ends_of_logs(data_dir: DataDir) -> str:
+    """The last lines of each process's log, under its name."""
+    logs = sorted(data_dir.log("gateway").parent.glob("*.log"))
+    return "\n".join(f"the end of {log.name}:\n{tail(log)}" for log in logs)
 
 
 def python_command(program: tuple[str, ...], options: Mapping[str, object]) -> tuple[str, ...]:

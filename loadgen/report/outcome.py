@@ -19,12 +19,14 @@ MAX_SEND_LAG_MS = 20.0  # later than this at p99, the bursts that were sent are 
 
 @dataclass(frozen=True, slots=True)
 class PhaseOutcome:
-    """One phase; ``records`` are those of its online requests, ``idle_share`` is None where it is not known."""
+    """One phase; ``records`` are those of its online requests, ``idle_share`` is None where it is not known.
+    ``window``: from when to when, in seconds of ``time.perf_counter``; None where it did not begin, or is simulated."""
 
     online: OnlineReport | None = None
     offline: OfflineReport | None = None
     records: Sequence[RequestRecord] = ()
     idle_share: float | None = None
+    window: tuple[float, float] | None = None
 
 
 def compose(

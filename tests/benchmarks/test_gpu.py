@@ -3,25 +3,33 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.engine.parity import Agreement
+from benchmarks.engine.random_models import save_tokenizer
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import worker
+from benchmarks.gpu import stack_load, stack_run, worker
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.stage import NAMES, ROOT, SKIPPED, Stage
+from benchmarks.gpu.stages import stack
 from benchmarks.kernels.beside_rivals import Shape, Speed, speeds
 from benchmarks.kernels.rivals import sdpa
 from benchmarks.kernels.rivals.installed import Rivals
 from benchmarks.kernels.work import Work
+from loadgen.client.records import RequestRecord
+from loadgen.report.outcome import PhaseOutcome
+from loadgen.report.report import OfflineReport
+from shared.text.tokenizer import Tokenizer
 from tests.kernels.rig import needs_triton
 
 FINE = "import sys; print('| a |\\n| --- |\\n| 1 |'); print('all of it', file=sys.stderr)"
@@ -52,7 +60,7 @@ def test_a_failing_stage_stops_no_other(tmp_path: Path, capsys: pytest.CaptureFi
         "kernel-outputs": ("failed", "ValueError: no such kernel"),
         "engine-tests": ("skipped", "flax is not installed"),
     }
-    assert "[7/7] engine-speed: about engine-speed ... done" in capsys.readouterr().out
+    assert "[8/8] stack: about stack ... done" in capsys.readouterr().out
     assert "Traceback" in (tmp_path / "gpu.log").read_text()
 
 
@@ -65,6 +73,17 @@ def test_only_what_is_asked_for_runs_and_the_rest_of_the_page_stays(tmp_path: Pa
     assert page.count("\n## ") == 2 and "| a |\n| --- |\n| 1 |" in page
     assert "`python -m benchmarks.gpu --only kernel-tests`" in page
     assert "revision first" in page and "revision second" in page
+
+
+def test_files_are_for_the_stages_and_stand_in_the_command(tmp_path: Path) -> None:
+    echoing = "import sys; print(' '.join(sys.argv[1:]), file=sys.stderr)"
+    files = ["--online", "trace.csv", "--offline", "prompts.csv"]
+    assert run(tmp_path, *files, "--model", "a", "--only", "stack", stack=echoing) == 0
+    (said,) = [said for _, said in outcomes(tmp_path).values()]
+    assert said.endswith(
+        f"--model a --online {Path('trace.csv').absolute()} --offline {Path('prompts.csv').absolute()}"
+    )
+    assert "--only stack --model a --online trace.csv --offline prompts.csv`" in (tmp_path / "gpu.md").read_text()
 
 
 def test_where_all_is_skipped_nothing_was_shown(tmp_path: Path) -> None:
@@ -135,6 +154,70 @@ def test_what_gives_other_results_is_not_timed(monkeypatch: pytest.MonkeyPatch) 
         said = list(speeds("cpu", 1, found))
     assert [sorted(speed.ms) for speed in found] == [["SDPA", "ours"]] * 3
     assert any(str(line).startswith("wrong (SmolLM2-135M, 2 x 40): AssertionError") for line in said)
+
+
+def test_a_stack_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a trace and a backlog of files. Its model has random weights, and a tokenizer that is made with them."""
+    size = stack_load.Size(rate_per_s=2.0, window_s=3.0, warm_up_s=1.0, backlog=300, length_scale=1 / 16)
+    monkeypatch.setitem(stack_load.SIZES, "cpu", size)
+    online, offline = tmp_path / "online.csv", tmp_path / "offline.csv"
+    arrivals = [f"2023-11-16 18:00:0{second}.{tenth},{400 + tenth},64" for second in range(4) for tenth in (0, 5)]
+    online.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *arrivals]) + "\n")
+    offline.write_text("num_prefill_tokens,num_decode_tokens\n" + "2000,320\n" * 300)
+    assert worker.run("stack", Context("cpu", tmp_path, None, 1, online, offline)) == 0
+    told = capsys.readouterr()
+    assert re.fullmatch(r"online TBT [\d.]+x of alone, offline [\d.]+ of alone", told.err.splitlines()[-1])
+    assert "; 6 online requests in 3 s." in told.out
+    assert re.search(r"^\| together \| 6 \| 0 \|", told.out, re.MULTILINE)
+    assert re.search(r"^\| executor-0 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", told.out, re.MULTILINE)
+    assert "| executor-0 | finished_offline |" in told.out
+    assert "Llama-3.1-8B-tiny.torch.cpu" in told.out
+
+
+def test_a_stack_that_does_not_start_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder := tmp_path / "model").mkdir()
+    with pytest.raises(RuntimeError, match="stack does not start"):
+        worker.run("stack", Context("cpu", tmp_path, str(folder), 1))
+    told = capsys.readouterr().err
+    assert "the end of prepare-model.log" in told and "config.json" in told
+
+
+def test_a_stack_needs_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stack, "PACKAGES", ("torch", "no_such_package"))
+    assert worker.run("stack", Context("cpu", tmp_path, None, 1)) == SKIPPED
+
+
+def test_what_may_not_be_in_a_run_of_a_stack() -> None:
+    counted = {"mode": "batch", "backlog": 2, "completed": 0, "errors": 0, "elapsed_s": 2.0, "exhausted": False}
+    some, none = (OfflineReport.counted(**counted, input_tokens=8, output_tokens=count) for count in (4, 0))
+    records = [RequestRecord(0.0), RequestRecord(0.0, error="503: full"), RequestRecord(0.0, error="500: lost")]
+    report: Any = None
+    phases = {"offline only": PhaseOutcome(offline=some), "replay": PhaseOutcome(offline=none, records=records)}
+    assert stack_run.Found(report, phases, [], {}).wrong() == [
+        "replay: 2 online requests failed: 503: full",
+        "replay: no offline token came",
+    ]
+
+
+def test_drawn_requests_have_azures_means() -> None:
+    made = stack_load.plan_of(Context("cuda", Path(), None, 1))
+    assert len(made.requests) == pytest.approx(stack_load.RATE_PER_S * stack_load.WINDOW_S, rel=0.2)
+    assert fmean(each.num_prompt_tokens for each in made.requests) == pytest.approx(1155, rel=0.2)
+    assert fmean(each.num_output_tokens for each in made.requests) == pytest.approx(211, rel=0.2)
+    assert fmean(each.num_prompt_tokens or 0 for each in made.prompts) == pytest.approx(6000, rel=0.1)
+
+
+@pytest.mark.parametrize("vocab_size", [258, 300, 40_000])
+def test_a_random_models_tokenizer(vocab_size: int, tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, vocab_size)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    text = "Grüße,\n 你好  !"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.vocab_size == vocab_size and tokenizer.encode("<pad><eos>") == [0, 1]
+    assert tokenizer.token_of(vocab_size) == "" != tokenizer.token_of(vocab_size - 1)
+    assert tokenizer.render_chat([{"role": "user", "content": "Hello"}]) == "user: Hello\nassistant: "
+    if vocab_size > 299:
+        assert tokenizer.decode([299, 1, 260]) == "tok299 tok260 "
 
 
 def test_rates_count_what_is_read_and_computed() -> None:

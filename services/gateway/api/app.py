@@ -1,6 +1,5 @@
 """The ASGI application: routes, errors, what surrounds them, and /openapi.json, which describes them."""
 
-import importlib.metadata
 from operator import attrgetter
 from typing import Any
 
@@ -29,6 +28,7 @@ from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
 from services.gateway.http.operation import components
 from shared.settings.setting import listed
+from shared.version import version
 
 KEY_SCHEME = "api_key"
 EXPOSED_HEADERS = (
@@ -45,7 +45,7 @@ class DescribedApp(FastAPI):
         super().__init__(
             title="Slackwater",
             description="OpenAI's API for completions, responses, embeddings, files and batches, as served here.",
-            version=importlib.metadata.version("slackwater"),
+            version=version(),
             docs_url=None,
             redoc_url=None,
             generate_unique_id_function=attrgetter("name"),

@@ -1,6 +1,5 @@
 """/health, /ping, /ready, /version and /metrics."""
 
-import importlib.metadata
 from typing import Literal
 
 import msgspec
@@ -9,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from services.gateway.api.context import context_of
 from services.gateway.http.errors import RETRY_AFTER_S
 from services.gateway.http.operation import JsonResponse, answers, json_of
+from shared.version import version as slackwater_version
 
 router = APIRouter(tags=["operations"])
 
@@ -20,7 +20,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Version(msgspec.Struct, frozen=True):
-    """As of the installed package."""
+    """As of the installed package, else of the repository."""
 
     version: str
 
@@ -50,7 +50,7 @@ async def ping() -> Response:
 @router.get("/version", **answers(json_of(Version)))
 async def version() -> Response:
     """Of Slackwater."""
-    return JsonResponse(Version(importlib.metadata.version("slackwater")))
+    return JsonResponse(Version(slackwater_version()))
 
 
 @router.get("/ready", **answers(json_of(Readiness), errors={503: json_of(Readiness)}))

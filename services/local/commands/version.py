@@ -1,12 +1,11 @@
 """``slackwater version``."""
 
-from importlib import metadata
-
 from services.local.commands.parameters import JsonOption
 from shared.json_text import json_text
+from shared.version import version as slackwater_version
 
 
 def version(as_json: JsonOption = False) -> None:
     """Show the version."""
-    number = metadata.version("slackwater")
+    number = slackwater_version()
     print(json_text({"version": number}) if as_json else f"slackwater {number}")

@@ -10,12 +10,12 @@ from packaging.requirements import Requirement
 from services.local.doctor.check import Check, State, failed, ok, warning
 from services.local.stack.machine import has_cpu_torch, usable_cores
 from shared.process.memory import available_memory_bytes, total_memory_bytes
+from shared.version import PROJECT
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 MIB = 1024 * 1024
 SERVICES_MIB = 300  # all services but the executors, as measured
 EXECUTOR_MIB = 500  # one with the torch engine, before weights and KV blocks
-PROJECT = "slackwater"
 LOCAL_STACK = "all"  # the extra with everything that the processes of a local stack import
 
 
