@@ -135,7 +135,12 @@ def with_graphs(path: Path, runs: int, sizes: Sizes = GPU_SIZES) -> Results:
     yield about(plain)
     reference = Transformers(path, "cuda", DTYPES[plain.spec.dtype])
     steps = [
-        (f"decode, batch {size}, context {sizes.context}", size, sizes.decodes(size), reference.decode(size, sizes.context))
+        (
+            f"decode, batch {size}, context {sizes.context}",
+            size,
+            sizes.decodes(size),
+            reference.decode(size, sizes.context),
+        )
         for size in sizes.batches
     ]
     steps += [

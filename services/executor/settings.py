@@ -72,7 +72,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     ] = "auto"
     cuda_graph_decodes: Annotated[int, Meta(ge=1, description="decodes of the largest recorded step")] = 256
     cuda_graph_tokens: Annotated[
-        int, Meta(ge=0, description="torch: tokens of the largest step with chunks that is recorded, in pieces; 0: none")
+        int,
+        Meta(ge=0, description="torch: tokens of the largest step with chunks that is recorded, in pieces; 0: none"),
     ] = 1024
     fused_attention: Annotated[
         bool, Meta(description="torch on CUDA: a step's prefill chunks and decodes share one launch of attention")

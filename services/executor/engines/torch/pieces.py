@@ -51,7 +51,12 @@ class PiecewiseGraphs:
     """Forward passes of steps of any kind, each recorded for a number of tokens over the same static inputs."""
 
     def __init__(
-        self, forward: Forward, kv_caches: Mapping[Layer, torch.Tensor], max_tokens: int, max_rows: int, record: Recorder
+        self,
+        forward: Forward,
+        kv_caches: Mapping[Layer, torch.Tensor],
+        max_tokens: int,
+        max_rows: int,
+        record: Recorder,
     ) -> None:
         """Record all sizes, the largest first, so that the others find memory in its pool. KV is neither read nor
         written. ``max_rows``: logits that a step may ask for. Raises RuntimeError where the model's forward cannot be
@@ -82,9 +87,9 @@ class PiecewiseGraphs:
         """[num_rows, vocab_size], valid until the next call; None of a step that no recorded size holds. ``rows``: the
         numbers of tokens; ``check`` is called in each layer, and may end the pass by what it raises."""
         count = len(input_ids)
-        size = next((size for size in self.sizes if size >= count), 0)
-        if len(rows) > min(size, self._max_rows):
+        if count > self._max_tokens or len(rows) > self._max_rows:
             return None
+        size = next(size for size in self.sizes if size >= count)
         arrays = self._padding()
         for padded, values in zip(arrays, (input_ids, layout.positions, layout.slot_mapping, rows), strict=True):
             padded[: len(values)] = values

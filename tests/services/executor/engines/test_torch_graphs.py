@@ -1,4 +1,4 @@
-"""Decode steps over static, padded inputs give the tokens of the plain path.
+"""Steps over static, padded inputs give the tokens of the plain path, decodes alone and any others.
 
 Without a GPU nothing is recorded: the forward pass itself runs over the static inputs, attention in Triton's
 interpreter, where a GPU would replay a graph. The plain path beside it is that of the CPU.
@@ -15,13 +15,15 @@ import torch
 
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.graphs import Run, cuda_recorder, graph_sizes
+from services.executor.engines.torch.pieces import Cut, cuda_piece_recorder, token_sizes
+from services.executor.engines.torch.pieces import Run as PieceRun
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch, TokenHistory
 from tests.kernels.rig import DEVICE, needs_triton
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
 
-MAX_DECODES = 9
+MAX_DECODES, MAX_TOKENS = 9, 40
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.9, seed=5)
 PENALISED = SamplingParams(max_tokens=1, temperature=0.0, frequency_penalty=0.5, logit_bias=((7, 1.0),))
@@ -44,6 +46,23 @@ class Replays:
             return logits
 
         return noted
+
+
+class PieceReplays:
+    """Likewise, and counts what is replayed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._record = cuda_piece_recorder(torch.device(DEVICE)) if DEVICE == "cuda" else lambda run: run
+
+    def __call__(self, run: PieceRun) -> PieceRun:
+        replay = self._record(run)
+
+        def counted(attend: Cut) -> torch.Tensor:
+            self.count += 1
+            return replay(attend)
+
+        return counted
 
 
 def load(path: Path, **options: Any) -> TorchEngine:
@@ -74,6 +93,9 @@ def test_sizes() -> None:
     assert graph_sizes(8) == [1, 2, 4, 8]
     assert graph_sizes(9) == [1, 2, 4, 8, 9]
     assert graph_sizes(256) == [1, 2, 4, *range(8, 257, 8)]
+    assert token_sizes(10) == [10]
+    assert token_sizes(128) == [16, 32, 64, 128]
+    assert token_sizes(300) == [16, 32, 64, 128, 256, 300]
 
 
 @needs_triton
@@ -133,6 +155,53 @@ def test_whole_requests(family: str, tmp_path: Path) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_neox"])
+def test_whole_requests_in_pieces(family: str, tmp_path: Path) -> None:
+    """Chunks beside decodes, computed again at random, replays beside plain steps: the tokens are those of neither."""
+    save_model(tmp_path, family, **FAMILIES[family])
+    rng = random.Random(1)
+    prompts = [[rng.randrange(2, 300) for _ in range(rng.randint(1, 50))] for _ in range(5)]
+    outputs = []
+    for max_tokens in (0, MAX_TOKENS):
+        engine, replays = load(tmp_path, num_blocks=60, block_size=8), PieceReplays()
+        engine.record_pieces(max_tokens, MAX_DECODES, replays)
+        assert engine.piece_sizes == ([16, 32, 40] if max_tokens else [])
+        requests = [Request(f"r{i}", prompt, SamplingParams(6, temperature=0.0)) for i, prompt in enumerate(prompts)]
+        outputs.append(EngineDriver(engine, seed=1, max_tokens=48, drop=0.05).run(requests))
+        engine.close()
+    assert outputs[0] == outputs[1]
+    assert replays.count > 5
+
+
+@needs_triton
+def test_no_piece_holds_too_many_tokens_or_samples(llama_path: Path) -> None:
+    """Nor writes KV that is no token's, in either direction."""
+    plain, recorded, replays = load(llama_path, num_blocks=40), load(llama_path, num_blocks=40), PieceReplays()
+    recorded.record_pieces(32, 2, replays)
+
+    def sequence(number: int, num_tokens: int, samples: bool = True) -> Sequence:
+        tokens, table = [2 + number] * num_tokens, [3 * number, 3 * number + 1, 3 * number + 2]
+        return Sequence(f"r{number}", tokens, 0, table, GREEDY, samples, number % 2 == 1)
+
+    steps = [
+        ([sequence(0, 33)], 0),
+        ([sequence(1, 20), sequence(2, 12)], 1),
+        ([sequence(i, 3) for i in range(3, 6)], 1),
+        ([sequence(i, 3, samples=i < 8) for i in range(6, 10)], 2),
+        ([sequence(10, 7, samples=False)], 3),
+    ]
+    for step, (sequences, replayed) in enumerate(steps):
+        batch = StepBatch(step, sequences)
+        assert recorded.execute(batch).sampled == plain.execute(batch).sampled
+        assert replays.count == replayed, step
+    for ours, theirs in zip(recorded._kv_caches.values(), plain._kv_caches.values(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert not ours[33:].any()
+    plain.close()
+    recorded.close()
+
+
+@needs_triton
 def test_a_step_beyond_the_recordings_runs_plainly(llama_path: Path) -> None:
     """A context longer than what graphs were recorded for, and a chunk."""
     engine, replays = load(llama_path, num_blocks=16, block_size=8, max_model_len=24), Replays()
@@ -153,7 +222,9 @@ def test_what_cannot_be_recorded_runs_plainly(llama_path: Path, caplog: pytest.L
     expected = engine.execute(batch).sampled
     with caplog.at_level(logging.WARNING):
         engine.record_decodes(4)
-    assert [record.message for record in caplog.records] == ["decodes run without CUDA graphs"]
-    assert engine.graph_sizes == []
+        engine.record_pieces(32, 4)
+    said = ["decodes run without CUDA graphs", "chunks run without CUDA graphs"]
+    assert [record.message for record in caplog.records] == said
+    assert engine.graph_sizes == engine.piece_sizes == []
     assert engine.execute(batch).sampled == expected
     engine.close()
