@@ -9,7 +9,7 @@ from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,14 +114,9 @@ def about(engine: TorchEngine) -> str:
 def beside_transformers(path: Path, num_threads: int, runs: int, sizes: Sizes = CPU_SIZES) -> Results:
     """On the CPU."""
     engine = TorchEngine.load(path, "bench", "cpu", num_blocks=sizes.num_blocks, num_threads=num_threads)
-    reference = Transformers(path)
     yield about(engine)
-    for size in sizes.batches:
-        ours, theirs = partial(engine.execute, sizes.decodes(size)), reference.decode(size, sizes.context)
-        yield row(f"decode, batch {size}, context {sizes.context}", size, ours, {RIVAL: theirs}, runs)
-    for length in sizes.chunks:
-        ours, theirs = partial(engine.execute, sizes.prefill(length)), reference.prefill(length)
-        yield row(f"prefill, {length} tokens", length, ours, {RIVAL: theirs}, runs)
+    for name, num_tokens, batch, theirs in _steps(sizes, Transformers(path), engine.spec.max_model_len):
+        yield row(name, num_tokens, partial(engine.execute, batch), {RIVAL: theirs}, runs)
     engine.close()
 
 
@@ -134,26 +129,21 @@ def with_graphs(path: Path, runs: int, sizes: Sizes = GPU_SIZES) -> Results:
         sys.exit("this model cannot be recorded")
     yield about(plain)
     reference = Transformers(path, "cuda", DTYPES[plain.spec.dtype])
-    steps = [
-        (
-            f"decode, batch {size}, context {sizes.context}",
-            size,
-            sizes.decodes(size),
-            reference.decode(size, sizes.context),
-        )
-        for size in sizes.batches
-    ]
-    steps += [
-        (f"prefill, {length} tokens", length, sizes.prefill(length), reference.prefill(length))
-        for length in sizes.chunks
-        if length <= plain.spec.max_model_len
-    ]
-    for name, num_tokens, batch, theirs in steps:
+    for name, num_tokens, batch, theirs in _steps(sizes, reference, plain.spec.max_model_len):
         ours, without = (partial(engine.execute, batch) for engine in (recorded, plain))
-        rivals: dict[str, Step] = {"without graphs": without, RIVAL: theirs}
-        yield row(name, num_tokens, ours, rivals, runs, digits=2)
+        yield row(name, num_tokens, ours, {"without graphs": without, RIVAL: theirs}, runs, digits=2)
     for engine in (recorded, plain):
         engine.close()
+
+
+def _steps(sizes: Sizes, reference: Transformers, longest: int) -> Iterator[tuple[str, int, StepBatch, Step]]:
+    """Name, number of tokens, ours and transformers'; no prompt has more than ``longest`` tokens."""
+    for size in sizes.batches:
+        theirs = reference.decode(size, sizes.context)
+        yield f"decode, batch {size}, context {sizes.context}", size, sizes.decodes(size), theirs
+    for length in sizes.chunks:
+        if length <= longest:
+            yield f"prefill, {length} tokens", length, sizes.prefill(length), reference.prefill(length)
 
 
 @benchmark

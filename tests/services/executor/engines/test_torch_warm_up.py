@@ -1,5 +1,7 @@
 """The warm-up makes every attention kernel launch, whatever the GPU."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -8,8 +10,8 @@ from kernels.gpu.tiles import choose_num_splits, chunk_tile_shape, decode_tile_s
 from kernels.slots import StepLayout
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.warm_up import warm_up_batches
-from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.protocol.executors import EngineSpec
+from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
 
 SPEC = EngineSpec("m", "torch", "cuda-x", "bfloat16", 8192, 1000, 16, 4096, (0,))
 
@@ -56,9 +58,9 @@ def test_a_small_pool_is_enough() -> None:
             assert 1 <= sequence.num_computed_tokens + len(sequence.token_ids) <= small.block_size
 
 
-def test_an_engine_executes_it() -> None:
-    path = prepare(DEFAULT_MODEL, default_cache_dir(), print)
-    engine = TorchEngine.load(path, "test", device="cpu", num_blocks=8, num_threads=1)
+def test_an_engine_executes_it(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama", **FAMILIES["llama"])
+    engine = TorchEngine.load(tmp_path, "test", device="cpu", num_blocks=8, num_threads=1)
     for batch in warm_up_batches(engine.spec, mixed=True):
         assert set(engine.execute(batch).sampled) == {s.request_id for s in batch.sequences}
     engine.close()
