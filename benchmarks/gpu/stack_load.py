@@ -12,7 +12,7 @@ from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace
 
 RATE_PER_S = 4.0  # online requests, on a GPU
-WINDOW_S = 40.0
+WINDOW_S = 60.0
 WARM_UP_S = 10.0  # that offline work runs before a window, and both before the first
 OFFLINE_ONLY_SHARE = 0.5
 BACKLOG = 800  # offline requests: more than a window takes

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.engine.beside_loop import beside_loop
 from benchmarks.engine.engine_speed import Sizes, beside_transformers, with_graphs
 from benchmarks.gpu.context import Context, Found
 from benchmarks.gpu.models import prepared_model, random_model
@@ -16,6 +17,7 @@ from benchmarks.gpu.pictures import lines, write
 from benchmarks.harness.table import Row
 
 RUNS = 15
+LOOP_DECODES, LOOP_STEPS = 64, 200
 SMALL, LARGE = "SmolLM2-135M", "Llama-3.2-1B"
 LARGE_NEEDS_BYTES = 30 << 30  # two engines and transformers, each with weights and KV
 TINY_SIZES = Sizes(40, (1, 2), (24,))
@@ -35,6 +37,9 @@ def stage(context: Context) -> Found:
                 num_steps += not isinstance(found, str)
                 _note(found, points)
             yield write(context.out, f"engine-{_slug(name)}", partial(lines, points, name))
+            if context.device == "cuda":
+                yield "Beside an event loop in the same interpreter:"
+                yield from beside_loop(folder, context.device, LOOP_DECODES, LOOP_STEPS)
     return f"{num_steps} steps"
 
 
