@@ -156,6 +156,7 @@ def test_what_gives_other_results_is_not_timed(monkeypatch: pytest.MonkeyPatch) 
     assert any(str(line).startswith("wrong (SmolLM2-135M, 2 x 40): AssertionError") for line in said)
 
 
+@pytest.mark.slow
 def test_a_stack_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a trace and a backlog of files. Its model has random weights, and a tokenizer that is made with them."""
     size = stack_load.Size(rate_per_s=2.0, window_s=3.0, warm_up_s=1.0, backlog=300, length_scale=1 / 16)
