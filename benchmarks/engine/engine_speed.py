@@ -20,10 +20,12 @@ import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, formatted, model_folder
+from benchmarks.harness.gpus import this_gpu
 from benchmarks.harness.turns import Step, in_turns
 from services.executor.engines.torch.device import DTYPES
 from services.executor.engines.torch.engine import TorchEngine
-from shared.replica.engine import StepBatch
+from shared.latency.roofline import RooflineLatencyModel
+from shared.replica.engine import StepBatch, batch_shape
 
 BLOCK_SIZE = 16
 
@@ -131,9 +133,19 @@ def with_graphs(path: Path, runs: int, sizes: Sizes = GPU_SIZES) -> Results:
     reference = Transformers(path, "cuda", DTYPES[plain.spec.dtype])
     for name, num_tokens, batch, theirs in _steps(sizes, reference, plain.spec.max_model_len):
         ours, without = (partial(engine.execute, batch) for engine in (recorded, plain))
-        yield row(name, num_tokens, ours, {"without graphs": without, RIVAL: theirs}, runs, digits=2)
+        taken = row(name, num_tokens, ours, {"without graphs": without, RIVAL: theirs}, runs, digits=2)
+        yield {**taken, **_roofline(plain, batch)}
     for engine in (recorded, plain):
         engine.close()
+
+
+def _roofline(engine: TorchEngine, batch: StepBatch) -> Row:
+    """What the simulator takes a step to last on this GPU, where it knows it."""
+    gpu, architecture = this_gpu(), engine.spec.architecture
+    if gpu is None or architecture is None:
+        return {}
+    model = RooflineLatencyModel.of(architecture, gpu)
+    return formatted(".2f", {"roofline ms": model.predict_ms(batch_shape(batch))})
 
 
 def _steps(sizes: Sizes, reference: Transformers, longest: int) -> Iterator[tuple[str, int, StepBatch, Step]]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.harness.gpus import this_gpu
 from benchmarks.harness.table import Row
 from benchmarks.harness.turns import Times, in_turns
-from benchmarks.kernels.data_sheets import this_gpu
 from benchmarks.kernels.rivals.installed import Rivals, reason
 from benchmarks.kernels.work import Attention, ColdCudaTimes, Work
 

@@ -202,6 +202,20 @@ def test_no_piece_holds_too_many_tokens_or_samples(llama_path: Path) -> None:
 
 
 @needs_triton
+def test_an_interrupted_piece_leaves_all_as_it_was(llama_path: Path) -> None:
+    plain, recorded, replays = load(llama_path, num_blocks=16), load(llama_path, num_blocks=16), PieceReplays()
+    recorded.record_pieces(32, 2, replays)
+    batch = StepBatch(1, [Sequence("r", [5, 6, 7], 0, [3], GREEDY, True)], may_be_interrupted=True)
+    recorded.interrupt(1)
+    assert recorded.execute(batch).is_interrupted
+    assert replays.count == 1
+    again = StepBatch(2, batch.sequences, may_be_interrupted=True)
+    assert recorded.execute(again).sampled == plain.execute(again).sampled != {}
+    plain.close()
+    recorded.close()
+
+
+@needs_triton
 def test_a_step_beyond_the_recordings_runs_plainly(llama_path: Path) -> None:
     """A context longer than what graphs were recorded for, and a chunk."""
     engine, replays = load(llama_path, num_blocks=16, block_size=8, max_model_len=24), Replays()
