@@ -75,5 +75,10 @@ def cuda_recorder(device: torch.device) -> Recorder:
 
 def graph_sizes(max_decodes: int) -> list[int]:
     """1, 2, 4, then multiples of 8, the last cut to ``max_decodes``."""
-    sizes = [*SMALL_SIZES, *range(SIZE_STEP, max_decodes + SIZE_STEP, SIZE_STEP)]
-    return [size for size in sizes if size < max_decodes] + [max_decodes]
+    return sizes_up_to(max_decodes, SMALL_SIZES, SIZE_STEP)
+
+
+def sizes_up_to(largest: int, small: tuple[int, ...], step: int) -> list[int]:
+    """``small``, then multiples of ``step``, the last cut to ``largest``."""
+    sizes = [*small, *range(step, largest + step, step)]
+    return [size for size in sizes if size < largest] + [largest]

@@ -19,7 +19,7 @@ from kernels.kv_write import write_kv
 from kernels.paged_attention import AttentionMetadata, paged_attention
 from kernels.slots import Ints, StepLayout
 from services.executor.engines.torch.attention import AttentionStep, Layer
-from services.executor.engines.torch.graphs import WARM_UPS
+from services.executor.engines.torch.graphs import WARM_UPS, sizes_up_to
 
 SMALL_SIZES = (16, 32, 64)
 SIZE_STEP = 128  # as tiles of products are
@@ -177,5 +177,4 @@ def cuda_piece_recorder(device: torch.device) -> Recorder:
 
 def token_sizes(max_tokens: int) -> list[int]:
     """16, 32, 64, then multiples of 128, the last cut to ``max_tokens``."""
-    sizes = [*SMALL_SIZES, *range(SIZE_STEP, max_tokens + SIZE_STEP, SIZE_STEP)]
-    return [size for size in sizes if size < max_tokens] + [max_tokens]
+    return sizes_up_to(max_tokens, SMALL_SIZES, SIZE_STEP)
