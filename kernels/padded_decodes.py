@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.gpu.batch import PagedBatch, byte_starts, gpu_of, upload
+from kernels.gpu.batch import PagedBatch, StaticInputs, gpu_of, upload
 from kernels.paged_attention import AttentionMetadata
 from kernels.slots import Ints, StepLayout
 
@@ -20,11 +20,8 @@ class PaddedDecodes:
         """Everything is padding at first."""
         self._max_decodes = max_decodes
         self._max_seq_len = max_seq_len
-        padding = self._padding()
-        self._memory = torch.empty(byte_starts(padding)[-1], dtype=torch.uint8, device=device)
-        self._input_ids, self._positions, self._slots, self._seq_lens, self._fills_right = upload(
-            padding, device, self._memory
-        )
+        self._inputs = StaticInputs(_padding(max_decodes), device)
+        self._input_ids, self._positions, self._slots, self._seq_lens, self._fills_right = self._inputs.tensors
         max_blocks = -(-max_seq_len // block_size)
         self._block_tables = torch.zeros(max_decodes, max_blocks, dtype=torch.int32, device=device)
         self._query_start_loc = torch.arange(max_decodes + 1, dtype=torch.int32, device=device)
@@ -39,13 +36,8 @@ class PaddedDecodes:
     def load(self, layout: StepLayout, input_ids: Ints) -> None:
         """Take the place of what was there. ``input_ids`` [num_sequences]; the host waits for nothing."""
         count = len(layout.num_new)
-        arrays = self._padding()
-        new = (input_ids, layout.positions, layout.slot_mapping, layout.seq_lens, layout.fills_right)
-        for padded, values in zip(arrays, new, strict=True):
-            padded[:count] = values
-        device = self._memory.device
-        upload(arrays, device, self._memory)
-        [tables] = upload((layout.stacked_tables(),), device)
+        self._inputs.load((input_ids, layout.positions, layout.slot_mapping, layout.seq_lens, layout.fills_right))
+        [tables] = upload((layout.stacked_tables(),), self._block_tables.device)
         self._block_tables[:count, : tables.shape[1]].copy_(tables)
 
     def rows(self, count: int) -> tuple[torch.Tensor, AttentionMetadata]:
@@ -55,7 +47,7 @@ class PaddedDecodes:
             self._seq_lens[:count],
             self._query_start_loc[: count + 1],
             self._fills_right[:count],
-            gpu_of(self._memory.device),
+            gpu_of(self._block_tables.device),
             num_decodes=count,
             num_new=np.ones(count, np.int64),
             num_computed=np.full(count, self._max_seq_len - 1),
@@ -63,8 +55,8 @@ class PaddedDecodes:
         metadata = AttentionMetadata(self._positions[:count], self._slots[:count], batch)
         return self._input_ids[:count], metadata
 
-    def _padding(self) -> list[Ints | npt.NDArray[np.int32]]:
-        """Input ids, positions, slots; lengths and directions as the kernels read them."""
-        zeros, slots = np.zeros(self._max_decodes, np.int64), np.full(self._max_decodes, -1, np.int64)
-        lens = np.zeros(self._max_decodes, np.int32)
-        return [zeros, zeros.copy(), slots, lens, lens.copy()]
+
+def _padding(count: int) -> list[Ints | npt.NDArray[np.int32]]:
+    """Input ids, positions, slots; lengths and directions as the kernels read them."""
+    zeros, lens = np.zeros(count, np.int64), np.zeros(count, np.int32)
+    return [zeros, zeros, np.full(count, -1, np.int64), lens, lens]

@@ -2,7 +2,7 @@
 keep it while another waits (``sys.setswitchinterval``): ``python -m benchmarks.engine.beside_loop``.
 
 As in an executor, the next step is with the engine's thread before the one before it ends, and the loop has so many
-milliseconds of work for each. A step is a decode batch over 256 tokens, on a GPU a recorded one.
+milliseconds of work for each. A step is a decode batch, on a GPU a recorded one.
 """
 
 import sys
@@ -19,18 +19,18 @@ from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row,
 from services.executor.engines.torch.engine import TorchEngine
 from shared.replica.engine import StepBatch
 
-CONTEXT, BLOCK_SIZE = 256, 16
+BLOCK_SIZE = 16
 INTERVALS_S = (5e-3, 1e-3, 2e-4, 5e-5, 1e-5)  # the first is Python's own
 WORK_MS = (0.0, 1.0, 2.0)
 WARM_UP_STEPS = 20
 
 
-def beside_loop(path: Path, device: str, batch_size: int, steps: int) -> Results:
-    """A row for each amount of work."""
-    num_blocks = batch_size * (CONTEXT // BLOCK_SIZE + 1)
+def beside_loop(path: Path, device: str, batch_size: int, context: int, steps: int) -> Results:
+    """A row for each amount of work; ``context``: tokens that a decode reads, its own included."""
+    num_blocks = batch_size * (context // BLOCK_SIZE + 1)
     options = {"num_blocks": num_blocks, "max_graph_decodes": batch_size if device == "cuda" else 0}
     engine = TorchEngine.load(path, "bench", device, block_size=BLOCK_SIZE, **options)
-    batch = decode_step(block_tables(num_blocks, batch_size), CONTEXT - 1)
+    batch = decode_step(block_tables(num_blocks, batch_size), context - 1)
     before = sys.getswitchinterval()
     try:
         yield f"{engine.spec.device}, {engine.spec.dtype}; milliseconds a step of {batch_size} decodes."
@@ -85,7 +85,8 @@ def _work(work_ms: float) -> None:
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     batch_size: Annotated[int, typer.Option(min=1, help="Decodes of a step.")] = 16,
+    context: Annotated[int, typer.Option(min=1, help="Tokens that each reads.")] = 256,
     steps: Annotated[int, typer.Option(min=1, help="Per cell.")] = 100,
     model: ModelOption = DEFAULT_MODEL,
 ) -> Results:
-    return beside_loop(model_folder(model), device, batch_size, steps)
+    return beside_loop(model_folder(model), device, batch_size, context, steps)

@@ -110,6 +110,24 @@ def byte_starts(arrays: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]])
     return list(itertools.accumulate(sizes, initial=0))
 
 
+class StaticInputs:
+    """Arrays on the device that lie in the same memory in each step, as recorded kernels read them. ``tensors``: of
+    their shapes and dtypes, in their order."""
+
+    def __init__(self, padding: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]], device: torch.device) -> None:
+        """``padding``: what they hold at first, and behind what is loaded."""
+        self._padding = padding
+        self._memory = torch.empty(byte_starts(padding)[-1], dtype=torch.uint8, device=device)
+        self.tensors = upload(padding, device, self._memory)
+
+    def load(self, values: Sequence[npt.NDArray[Any]]) -> None:
+        """Into the beginning of each, in place of all that was there; the host waits for nothing."""
+        arrays = [padding.copy() for padding in self._padding]
+        for array, new in zip(arrays, values, strict=True):
+            array[: len(new)] = new
+        upload(arrays, self._memory.device, self._memory)
+
+
 @functools.cache
 def gpu_of(device: torch.device) -> Gpu:
     """Triton's interpreter, on the CPU, runs one program after the other."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.engine.beside_loop import beside_loop
-from benchmarks.engine.engine_speed import Sizes, beside_transformers, with_graphs
+from benchmarks.engine.engine_speed import GPU_SIZES, Sizes, beside_transformers, with_graphs
 from benchmarks.gpu.context import Context, Found
 from benchmarks.gpu.models import prepared_model, random_model
 from benchmarks.gpu.pictures import lines, write
@@ -39,7 +39,7 @@ def stage(context: Context) -> Found:
             yield write(context.out, f"engine-{_slug(name)}", partial(lines, points, name))
             if context.device == "cuda":
                 yield "Beside an event loop in the same interpreter:"
-                yield from beside_loop(folder, context.device, LOOP_DECODES, LOOP_STEPS)
+                yield from beside_loop(folder, context.device, LOOP_DECODES, GPU_SIZES.context, LOOP_STEPS)
     return f"{num_steps} steps"
 
 

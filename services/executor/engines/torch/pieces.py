@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.attention import GatherBuffer
-from kernels.gpu.batch import byte_starts, upload
+from kernels.gpu.batch import StaticInputs
 from kernels.kv_write import write_kv
 from kernels.paged_attention import AttentionMetadata, paged_attention
 from kernels.slots import Ints, StepLayout
@@ -65,9 +65,8 @@ class PiecewiseGraphs:
         self._kv_caches = kv_caches
         self._max_tokens, self._max_rows = max_tokens, max_rows
         device = next(iter(kv_caches.values())).device
-        padding = self._padding()
-        self._memory = torch.empty(byte_starts(padding)[-1], dtype=torch.uint8, device=device)
-        self._input_ids, self._positions, self._slots, self._rows = upload(padding, device, self._memory)
+        self._inputs = StaticInputs(_padding(max_tokens, max_rows), device)
+        self._input_ids, self._positions, self._slots, self._rows = self._inputs.tensors
         self._buffer = GatherBuffer()
         self._layers: list[_Layer] = []
         self._shared: dict[tuple[int, ...], torch.Tensor] = {}  # queries and results, of one layer after the other
@@ -90,10 +89,7 @@ class PiecewiseGraphs:
         if count > self._max_tokens or len(rows) > self._max_rows:
             return None
         size = next(size for size in self.sizes if size >= count)
-        arrays = self._padding()
-        for padded, values in zip(arrays, (input_ids, layout.positions, layout.slot_mapping, rows), strict=True):
-            padded[: len(values)] = values
-        upload(arrays, self._memory.device, self._memory)
+        self._inputs.load((input_ids, layout.positions, layout.slot_mapping, rows))
 
         def attend(number: int) -> None:
             check()
@@ -128,10 +124,11 @@ class PiecewiseGraphs:
             self._shared[key] = like.new_zeros(self._max_tokens, num_heads, dim)
         return self._shared[key]
 
-    def _padding(self) -> list[Ints]:
-        """Input ids, positions, slots, rows: what is no token's is written nowhere."""
-        zeros = np.zeros(self._max_tokens, np.int64)
-        return [zeros, zeros.copy(), np.full(self._max_tokens, -1, np.int64), np.zeros(self._max_rows, np.int64)]
+
+def _padding(max_tokens: int, max_rows: int) -> list[Ints]:
+    """Input ids, positions, slots, rows: what is no token's is written nowhere."""
+    zeros = np.zeros(max_tokens, np.int64)
+    return [zeros, zeros, np.full(max_tokens, -1, np.int64), np.zeros(max_rows, np.int64)]
 
 
 def cuda_piece_recorder(device: torch.device) -> Recorder:

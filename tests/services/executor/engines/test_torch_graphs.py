@@ -136,20 +136,28 @@ def next_token(sequence: Sequence, rng: random.Random) -> Sequence:
     return Sequence(sequence.request_id, [token], computed, table, sampling, needs_sample, right, history)
 
 
+def run_to_the_end(engine: TorchEngine, seed: int, longest: int, num_tokens: int, max_tokens: int) -> Any:
+    """Five greedy requests of up to ``longest`` tokens, in random mixes, computed again now and then; the engine is
+    closed."""
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(2, 300) for _ in range(rng.randint(1, longest))] for _ in range(5)]
+    greedy = SamplingParams(num_tokens, temperature=0.0)
+    requests = [Request(f"r{i}", prompt, greedy) for i, prompt in enumerate(prompts)]
+    outputs = EngineDriver(engine, seed=1, max_tokens=max_tokens, drop=0.05).run(requests)
+    engine.close()
+    return outputs
+
+
 @needs_triton
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_neox"])
 def test_whole_requests(family: str, tmp_path: Path) -> None:
     """Under random mixing and recompute: replays and plain steps take turns on one KV cache."""
     save_model(tmp_path, family, **FAMILIES[family])
-    rng = random.Random(0)
-    prompts = [[rng.randrange(2, 300) for _ in range(rng.randint(1, 30))] for _ in range(5)]
     outputs = []
     for max_decodes in (0, MAX_DECODES):
         engine, replays = load(tmp_path, num_blocks=60, block_size=8), Replays()
         engine.record_decodes(max_decodes, replays)
-        requests = [Request(f"r{i}", prompt, SamplingParams(8, temperature=0.0)) for i, prompt in enumerate(prompts)]
-        outputs.append(EngineDriver(engine, seed=1, max_tokens=40, drop=0.05).run(requests))
-        engine.close()
+        outputs.append(run_to_the_end(engine, seed=0, longest=30, num_tokens=8, max_tokens=40))
     assert outputs[0] == outputs[1]
     assert len(replays.sizes) > 5 and {1, 2} < set(replays.sizes)
 
@@ -157,18 +165,14 @@ def test_whole_requests(family: str, tmp_path: Path) -> None:
 @needs_triton
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_neox"])
 def test_whole_requests_in_pieces(family: str, tmp_path: Path) -> None:
-    """Chunks beside decodes, computed again at random, replays beside plain steps: the tokens are those of neither."""
+    """Chunks beside decodes, replays beside plain steps."""
     save_model(tmp_path, family, **FAMILIES[family])
-    rng = random.Random(1)
-    prompts = [[rng.randrange(2, 300) for _ in range(rng.randint(1, 50))] for _ in range(5)]
     outputs = []
     for max_tokens in (0, MAX_TOKENS):
         engine, replays = load(tmp_path, num_blocks=60, block_size=8), PieceReplays()
         engine.record_pieces(max_tokens, MAX_DECODES, replays)
         assert engine.piece_sizes == ([16, 32, 40] if max_tokens else [])
-        requests = [Request(f"r{i}", prompt, SamplingParams(6, temperature=0.0)) for i, prompt in enumerate(prompts)]
-        outputs.append(EngineDriver(engine, seed=1, max_tokens=48, drop=0.05).run(requests))
-        engine.close()
+        outputs.append(run_to_the_end(engine, seed=1, longest=50, num_tokens=6, max_tokens=48))
     assert outputs[0] == outputs[1]
     assert replays.count > 5
 
