@@ -37,10 +37,12 @@ settings.load_profile("slackwater")
 LONG_FILES = ("integration", "benchmarks", "services")  # folders
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes come first, so that none of them begins when the others end."""
+    """Of those that are selected, files that take minutes come first, so that none of them begins when the others end."""
     rank = {name: number for number, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: rank.get(item.path.relative_to(TESTS).parts[0], len(rank)))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, rank.get(item.path.relative_to(TESTS).parts[0], len(rank))))
 
 
 def nats_server_binary() -> str:

@@ -51,7 +51,7 @@ def parse_other_models(text: str) -> tuple[OtherModel, ...]:
     """Raises ValueError that says what to write."""
     try:
         return _decoder.decode(text) if text.strip() else ()
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise ValueError(f"other_models is no JSON list of models: {error}") from error
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from benchmarks.harness.command import DEFAULT_MODEL
 from benchmarks.harness.table import Result
+from benchmarks.reliability.kinds.looking import Viewers
 from benchmarks.reliability.kinds.tally import Tally
 from benchmarks.reliability.overload import StackPlan, overload
 from benchmarks.reliability.overload_report import report as overload_report
@@ -101,6 +102,24 @@ async def test_refusals_are_told_from_failures_and_by_whether_they_say_when_to_c
     assert await tally.take(asyncio.sleep(0, "answer")) == "answer"
     assert (tally.num_sent, tally.num_served, tally.num_refused, tally.num_failed) == (6, 2, 3, 1)
     assert tally.without_retry == {"N: no room": 1} and tally.retry_after_s == [2.0, 30.0]
+
+
+async def test_viewers_that_are_there_at_once_are_each_counted() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\ndata: {}\n\n")
+        await reader.read()  # until the viewer goes
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    async with server:
+        viewers = Viewers(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", num_viewers=5, stay_s=0.4)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await viewers.run()
+    assert viewers.tally.num_served > 10
+    assert viewers.tally.num_sent - 5 * 3 <= viewers.tally.num_served <= viewers.tally.num_sent  # 5 were cut short
+    assert not viewers.tally.num_failed
 
 
 def check_processes(samples: Sequence[StackSample]) -> None:

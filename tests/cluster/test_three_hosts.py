@@ -65,7 +65,7 @@ def told(cluster: ThreeHosts) -> dict[str, object]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not may_make_hosts(), reason="network namespaces cannot be made here")
 async def test_a_host_is_lost_another_is_cut_off_and_clients_see_pauses(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ ENVIRON = {"SLACKWATER_API_KEY": KEY, "SLACKWATER_THREADS": "1"}
 LINES = 4
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.campaign,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(bool(missing_tools()), reason=f"not installed: {', '.join(missing_tools())}"),
     pytest.mark.skipif(os.geteuid() != 0 or not may_make_hosts(), reason="needs root, and network namespaces"),

@@ -31,7 +31,7 @@ async def test_nothing_is_lost_doubled_or_left_over(tmp_path: Path) -> None:
     assert summary.streams["done"] > 0 and summary.num_lines > 0 and summary.num_files > 0 and summary.num_keys > 0
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 async def test_a_token_that_is_wrong_is_found(tmp_path: Path) -> None:
     """A campaign that knows another answer than the stack gives says so, and what the client saw."""

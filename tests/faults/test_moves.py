@@ -32,7 +32,7 @@ def campaign_on(stack: Stack) -> Campaign:
     return Campaign(stack, SEED, lambda event: None)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed")
 async def test_no_token_is_lost_or_doubled_whoever_has_the_request(tmp_path: Path) -> None:

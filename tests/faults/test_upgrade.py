@@ -24,7 +24,7 @@ def before(tmp_path: Path) -> Path:
         pytest.skip(str(error))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("num_strict", [0, 1], ids=["one pool", "two pools"])
 async def test_each_process_in_its_turn_and_nothing_is_lost(before: Path, num_strict: int, tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ class Viewers:
         while True:
             self.tally.num_sent += 1
             try:
-                self.tally.num_served += await self._watch(rng.uniform(0, self.stay_s)) > 0
+                num_bytes = await self._watch(rng.uniform(0, self.stay_s))
+                self.tally.num_served += num_bytes > 0
             except OSError as error:
                 self.tally.failed[type(error).__name__] += 1
                 await asyncio.sleep(1.0)

@@ -51,6 +51,7 @@ def assert_named_or_taken(found: Any, setting: Setting) -> None:
 
 @FEW
 @example(known=next(each for each in KNOWN if each[1].choices), text=LONG)
+@example(known=next(each for each in KNOWN if each[1].name == "other_models"), text="\udcff")
 @given(known=st.sampled_from(KNOWN), text=texts)
 def test_texts_of_the_command_line_and_the_environment(known: tuple[str, Setting], text: str) -> None:
     service, setting = known
