@@ -39,7 +39,7 @@ LONG_FILES = ("integration", "benchmarks", "services")  # folders
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of those that are selected, files that take minutes come first, so that none of them begins when the others end."""
+    """Of those selected, files that take minutes come first, so that none of them begins when the others end."""
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in slow, rank.get(item.path.relative_to(TESTS).parts[0], len(rank))))

@@ -52,6 +52,8 @@ def assert_named_or_taken(found: Any, setting: Setting) -> None:
 @FEW
 @example(known=next(each for each in KNOWN if each[1].choices), text=LONG)
 @example(known=next(each for each in KNOWN if each[1].name == "other_models"), text="\udcff")
+@example(known=next(each for each in KNOWN if each[1].name == "lora_modules"), text=LONG)
+@example(known=next(each for each in KNOWN if each[1].name == "slo"), text=LONG)
 @given(known=st.sampled_from(KNOWN), text=texts)
 def test_texts_of_the_command_line_and_the_environment(known: tuple[str, Setting], text: str) -> None:
     service, setting = known
