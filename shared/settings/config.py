@@ -19,7 +19,7 @@ from shared.settings.config_file import FILE_NAME, STACK, ConfigFile, find_confi
 from shared.settings.setting import Setting, is_table, settings_of
 
 T = TypeVar("T", bound=msgspec.Struct)
-MOST_WORDS = 1000  # characters of an error
+MOST_CHARACTERS = 1000  # of an error
 
 
 class Origin(enum.StrEnum):
@@ -104,8 +104,8 @@ def load(
 
 def _shortened(words: str) -> str:
     """Both ends of an error that repeats a long value."""
-    half = MOST_WORDS // 2
-    return words if len(words) <= MOST_WORDS else f"{words[:half]} ... {words[-half:]}"
+    half = MOST_CHARACTERS // 2
+    return words if len(words) <= MOST_CHARACTERS else f"{words[:half]} ... {words[-half:]}"
 
 
 def composed(struct: type[T], values: Mapping[str, Value]) -> T:
