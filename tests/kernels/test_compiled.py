@@ -21,6 +21,7 @@ def cuobjdump() -> bool:
 
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not cuobjdump(), reason="needs the tools in Triton's wheel"),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("msgspec", "typer")),
@@ -41,7 +42,7 @@ def compiled(capability: int, case: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("case", [4, *(pytest.param(i, marks=pytest.mark.slow) for i in (0, 1, 2, 3, 5, 6, 7, 8, 9))])
+@pytest.mark.parametrize("case", range(10))
 def test_kernels_fit_an_sm(case: int, capability: int) -> None:
     kernels = compiled(capability, case)
     attention = [kernel for kernel in kernels if kernel["kernel"] == "attention_kernel"]
@@ -63,7 +64,6 @@ def test_kernels_fit_an_sm(case: int, capability: int) -> None:
             assert kernel["wide_loads"], kernel
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", range(10))
 def test_kernels_fit_an_sm_with_little_shared_memory(case: int) -> None:
     for kernel in compiled(89, case):

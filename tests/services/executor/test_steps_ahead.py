@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.executor.engines.torch.engine import TorchEngine
-from services.executor.engines.vllm.environment import import_vllm, installed_version
+from services.executor.engines.vllm.environment import import_vllm
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
@@ -33,6 +33,7 @@ from tests.services.executor.engines.following_engine import FollowingEngine
 from tests.services.executor.live_gateway import GATEWAY, be_there
 from tests.services.executor.test_pipeline_depth import Site, make_online
 from tests.services.profiler.profiling import running, until
+from tests.with_vllm import WITH_VLLM
 
 SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
 
@@ -349,7 +350,7 @@ def load(kind: str, model: Path) -> Any:
 
 @pytest.mark.parametrize(
     "kind",
-    ["torch", pytest.param("vllm", marks=pytest.mark.skipif(installed_version() is None, reason="no vLLM"))],
+    ["torch", pytest.param("vllm", marks=WITH_VLLM)],
 )
 async def test_an_engine_says_the_same(nats_url: str, shallow_model: Path, tokenizer: Tokenizer, kind: str) -> None:
     """Greedy and seeded, with ends of all sorts, beside offline work that a scheduler plans."""

