@@ -19,8 +19,21 @@ from shared.errors import BusError, StackError
 SUPERVISOR = "slackwater up"
 
 
+class Held(msgspec.Struct, frozen=True):
+    """What a process told of itself (``inside/sitecustomize.py``). ``blocks``: of memory that Python has given out;
+    ``heap_mib``: of the C library, of which ``free_mib`` are free."""
+
+    blocks: int
+    heap_mib: float | None = None
+    free_mib: float | None = None
+
+    @property
+    def used_mib(self) -> float | None:
+        return None if self.heap_mib is None or self.free_mib is None else self.heap_mib - self.free_mib
+
+
 class ProcessSample(msgspec.Struct, frozen=True):
-    """``num_files``: descriptors, sockets among them. ``num_objects``: that Python's collector follows, where told."""
+    """``num_files``: descriptors, sockets among them."""
 
     pid: int
     rss_mib: float
@@ -28,7 +41,7 @@ class ProcessSample(msgspec.Struct, frozen=True):
     num_sockets: int
     num_threads: int
     cpu_s: float
-    num_objects: int | None = None
+    held: Held | None = None
 
 
 class StackSample(msgspec.Struct, frozen=True):
@@ -111,7 +124,7 @@ def process_sample(pid: int, objects: Path | None = None) -> ProcessSample:
             sum(each.startswith("socket:") for each in files),
             process.num_threads(),
             sum(process.cpu_times()[:2]),
-            None if objects is None else _num_objects(objects / f"{pid}.jsonl"),
+            None if objects is None else _held(objects / f"{pid}.jsonl"),
         )
 
 
@@ -137,9 +150,9 @@ def _files(pid: int) -> Iterator[str]:
             yield str(entry.readlink())
 
 
-def _num_objects(file: Path) -> int | None:
+def _held(file: Path) -> Held | None:
     try:
         last = file.read_bytes().splitlines()[-1]
     except (FileNotFoundError, IndexError):
         return None
-    return int(msgspec.json.decode(last)["total"])
+    return msgspec.json.decode(last, type=Held)

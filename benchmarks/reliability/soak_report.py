@@ -29,7 +29,8 @@ class Quantity(Generic[S]):
 
 OF_PROCESS: Sequence[Quantity[ProcessSample]] = (
     Quantity("memory MiB", lambda sample: sample.rss_mib, 1.0, 0.01),
-    Quantity("objects", lambda sample: sample.num_objects, 500.0, 0.01),
+    Quantity("Python's blocks", lambda sample: sample.held and sample.held.blocks, 2000.0, 0.01),
+    Quantity("used of malloc MiB", lambda sample: sample.held and sample.held.used_mib, 1.0, 0.01),
     Quantity("open files", lambda sample: sample.num_files, 1.0),
     Quantity("sockets", lambda sample: sample.num_sockets, 1.0),
     Quantity("threads", lambda sample: sample.num_threads, 0.5),

@@ -1,6 +1,7 @@
 """Overload and long runs: what they make of figures that are known, and both, shortly, on a whole stack."""
 
 import asyncio
+import ctypes
 import math
 import random
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from benchmarks.reliability.kinds.tally import Tally
 from benchmarks.reliability.overload import StackPlan, overload
 from benchmarks.reliability.overload_report import report as overload_report
 from benchmarks.reliability.overload_run import OverloadRun, Plan
-from benchmarks.reliability.sampling import SUPERVISOR, ProcessSample, StackSample, read_samples
+from benchmarks.reliability.sampling import SUPERVISOR, Held, ProcessSample, StackSample, read_samples
 from benchmarks.reliability.slopes import NUM_BLOCKS, slope
 from benchmarks.reliability.soak import OBJECTS, SAMPLES, Run, soak
 from benchmarks.reliability.soak_report import FLAT, SHORT, lines_of, report, restarts, verdict
@@ -64,7 +65,7 @@ def test_what_is_too_uncertain_is_not_called_flat() -> None:
 
 def stack_sample(number: int, gateway_pid: int, rss_mib: float) -> StackSample:
     processes = {
-        "gateway": ProcessSample(gateway_pid, rss_mib, 20, 10, 4, 1.0, num_objects=1000),
+        "gateway": ProcessSample(gateway_pid, rss_mib, 20, 10, 4, 1.0, Held(1000, 20.0, 5.0)),
         "nats-server": ProcessSample(7, 40.0, 20, 10, 9, 1.0),
     }
     return StackSample(60.0 * number, processes, {"KV_x": (1000, 10, 2)}, 5.0, load=1.0)
@@ -178,6 +179,9 @@ async def test_a_mixed_load_is_sampled(tmp_path: Path, monkeypatch: pytest.Monke
         assert by_name[name].num_served > 0, name
     samples = read_samples(tmp_path / SAMPLES)
     check_processes(samples)
-    assert any(sample.processes["gateway"].num_objects for sample in samples), "objects are not counted"
+    held = [sample.processes["gateway"].held for sample in samples]
+    assert any(each is not None and each.blocks > 10_000 for each in held), "blocks are not counted"
+    if hasattr(ctypes.CDLL(None), "malloc_info"):
+        assert any(each is not None and 0 < each.used_mib < each.heap_mib for each in held)
     assert list((tmp_path / OBJECTS).glob("*.jsonl")) and (tmp_path / "logs" / "gateway.log").exists()
     assert math.isfinite(samples[-1].stream_mib) and samples[-1].num_consumers > 0
