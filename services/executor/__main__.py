@@ -34,13 +34,14 @@ def main() -> int:
     except SlackwaterError as error:
         print(f"executor: {error}", file=sys.stderr)
         return 2
-    if engine.spec.takes_steps_ahead:
-        sys.setswitchinterval(INTERPRETER_WAIT_S)
     return serve(settings, engine, tokenizer)
 
 
 def serve(settings: ExecutorSettings, engine: Engine, tokenizer: Tokenizer) -> int:
     """The exit status; where the engine hangs the process ends here, and with it the engine's workers."""
+
+    if engine.spec.takes_steps_ahead:
+        sys.setswitchinterval(INTERPRETER_WAIT_S)
 
     def make(bus: Bus) -> ExecutorService:
         return ExecutorService(bus, settings, engine, tokenizer, SystemClock())
