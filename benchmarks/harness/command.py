@@ -21,6 +21,7 @@ from benchmarks.harness.table import quantiles as quantiles
 from benchmarks.harness.table import show as show
 from services.executor.prepare_model import DEFAULT_MODEL as DEFAULT_MODEL
 from services.executor.prepare_model import default_cache_dir, prepare
+from shared.settings.command_options import with_option_groups
 
 P = ParamSpec("P")
 ModelOption = Annotated[str, typer.Option(help="Name, folder or hub id.")]
@@ -35,8 +36,9 @@ KeepOption = Annotated[
 
 
 def benchmark(measure: Callable[P, Results]) -> Callable[P, Results]:
-    """Makes what stands last in a module its program: parameters are options, the module's docstring is the help, and
-    what it yields is shown, with ``--keep`` in a page too. Elsewhere it is what it was."""
+    """Makes what stands last in a module its program: parameters are options, those of a dataclass its fields; the
+    module's docstring is the help, and what it yields is shown, with ``--keep`` in a page too. Elsewhere it is what it
+    was."""
     module = measure.__globals__
     if module["__name__"] == "__main__":
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -46,17 +48,18 @@ def benchmark(measure: Callable[P, Results]) -> Callable[P, Results]:
 
 
 def _command(measure: Callable[..., Results]) -> Callable[..., None]:
-    own = list(inspect.signature(measure, eval_str=True).parameters.values())
+    expanded = with_option_groups(measure)
+    own = list(inspect.signature(expanded, eval_str=True).parameters.values())
     option = inspect.Parameter("keep", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=KeepOption)
     parameters = [*(each.replace(kind=option.kind) for each in own), option]
 
     @functools.wraps(measure)
     def command(**given: Any) -> None:
-        place = given.pop("keep")
+        place, seed = given.pop("keep"), given.get("seed", measure.__globals__.get("SEED"))
         if place is None:
-            show(measure(**given))
+            show(expanded(**given))
         else:
-            keep_all(place, measure(**given), given.get("seed", measure.__globals__.get("SEED")))
+            keep_all(place, expanded(**given), seed)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -20,18 +20,15 @@ from typing import Annotated
 import typer
 
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
-from benchmarks.scheduling.side_by_side import Measured, measured
+from benchmarks.scheduling.side_by_side import Measured, measured, report_of
 from benchmarks.vllm.servers import stack_options
-from loadgen.client.openai_client import OpenAIClient
-from loadgen.progress import NoProgress
-from loadgen.replay import Replay, ReplayPlan
+from loadgen.replay import ReplayPlan
 from loadgen.report.report import Report
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace
 
 PRESETS = ("sarathi++", "hygen", "echo")
-TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +76,6 @@ def row(preset: str, made: Measured[Report]) -> dict[str, str]:
     }
 
 
-async def report(plan: ReplayPlan, url: str) -> Report:
-    """Of a replay against one stack. Raises ServerError."""
-    async with OpenAIClient(url, TIMEOUT_S) as client:
-        replay = Replay(plan, client, NoProgress())
-        await replay.prepare_and_run()
-    return replay.report(partial=False)
-
-
 @benchmark
 def main(
     online: Annotated[Path, typer.Option(metavar="TRACE", help="Arrivals, as for slackwater replay.")],
@@ -123,6 +112,6 @@ def main(
     deadlines = {"ttft-slo-ms": ttft_slo_ms, "tpot-slo-ms": tpot_slo_ms}
     stacks = {each: {**options, "preset": each, **(deadlines if each == "echo" else {})} for each in PRESETS}
     with TemporaryDirectory() as folder:
-        made = asyncio.run(measured(stacks, turns, Path(folder), lambda url, turn: report(plan, url)))
+        made = asyncio.run(measured(stacks, turns, Path(folder), lambda url, turn: report_of(plan, url)))
     for preset, each in made.items():
         yield row(preset, each)

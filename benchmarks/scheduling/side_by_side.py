@@ -10,9 +10,13 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from benchmarks.harness.local_stack import local_stack
+from loadgen.client.openai_client import OpenAIClient
+from loadgen.progress import NoProgress
+from loadgen.replay import Replay, ReplayPlan
+from loadgen.report.report import Report
 
-COUNTED = ("cached_tokens", "prompt_tokens", "preemptions")
 OFFLINE_QUEUE = "offline-queue"
+TIMEOUT_S = 3600.0  # of an answer
 
 Options = Mapping[str, object]
 Result = TypeVar("Result")
@@ -27,7 +31,7 @@ class Measured(Generic[Result]):
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def count(self, name: str) -> int:
-        """One of COUNTED, over all turns."""
+        """Of the executor's counters, over all turns."""
         return sum(each[name] for each in self.counts)
 
     @property
@@ -45,8 +49,8 @@ async def measured(
     made: dict[str, Measured[Result]] = {name: Measured() for name in stacks}
     async with AsyncExitStack() as started:
         urls = {}
-        for name, options in stacks.items():
-            (own := folder / name).mkdir()
+        for number, (name, options) in enumerate(stacks.items()):
+            (own := folder / str(number)).mkdir()
             data_dir = await started.enter_async_context(local_stack(name, own, options))
             urls[name] = data_dir.read_stack().http_url
         names = list(stacks)
@@ -56,10 +60,18 @@ async def measured(
                 before = counters(urls[name])
                 made[name].results.append(await measure(urls[name], turn))
                 after = counters(urls[name])
-                made[name].counts.append({each: after[each] - before[each] for each in COUNTED})
+                made[name].counts.append({each: after[each] - before[each] for each in after})
         for name, url in urls.items():
             (made[name].details,) = [each["details"] for each in _processes(url) if each["name"] == OFFLINE_QUEUE]
     return made
+
+
+async def report_of(plan: ReplayPlan, url: str) -> Report:
+    """Of a replay against one stack. Raises ServerError."""
+    async with OpenAIClient(url, TIMEOUT_S) as client:
+        replay = Replay(plan, client, NoProgress())
+        await replay.prepare_and_run()
+    return replay.report(partial=False)
 
 
 def counters(url: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 
 from shared.settings.setting import Setting, is_table, settings_of
 
+T = TypeVar("T")
 Value = TypeVar("Value", str, str | None)
 Given = dict[str, Any]  # what was on the command line, by the settings' names
 
@@ -22,7 +23,7 @@ def with_settings(settings: Sequence[Setting]) -> Callable[[Callable[..., None]]
     return lambda command: _expanded(command, {"given": parameters}, lambda _, options: _given(options))
 
 
-def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+def with_option_groups(command: Callable[..., T]) -> Callable[..., T]:
     """A command for typer: each parameter that is annotated with a dataclass is made of options, its fields, which
     stand in the parameter's place; one that is annotated with a struct of settings is made of those that are given."""
     hints = get_type_hints(command, include_extras=True)
@@ -51,10 +52,10 @@ def one_of(what: str, known: Collection[str]) -> Callable[[Value], Value]:
 
 
 def _expanded(
-    command: Callable[..., None],
+    command: Callable[..., T],
     groups: Mapping[str, Sequence[inspect.Parameter]],
     make: Callable[[str, dict[str, Any]], Any],
-) -> Callable[..., None]:
+) -> Callable[..., T]:
     """A command in which the options of ``groups[name]`` stand in the place of the function's parameter ``name``, whose
     value is ``make(name, options as they were given)``."""
     parameters: list[inspect.Parameter] = []
@@ -63,12 +64,12 @@ def _expanded(
         parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
 
     @functools.wraps(command)
-    def expanded(**given: Any) -> None:
+    def expanded(**given: Any) -> T:
         made = {
             name: make(name, {option.name: given.pop(option.name) for option in options})
             for name, options in groups.items()
         }
-        command(**given, **made)
+        return command(**given, **made)
 
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -1,0 +1,51 @@
+"""Stacks under the same replay: ``benchmarks.scheduling.replayed``."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import typer
+
+from benchmarks.scheduling.replayed import AS_IT_COMES, main, options_of
+from loadgen.options import WorkloadOptions
+
+NUM_ONLINE, NUM_OFFLINE = 6, 400
+
+
+def test_options_are_those_of_the_command() -> None:
+    assert options_of("budget-ms=60 --preset=echo ttft-slo-ms=") == {
+        "budget-ms": "60",
+        "preset": "echo",
+        "ttft-slo-ms": "",
+    }
+    assert options_of("") == {}
+
+
+@pytest.mark.parametrize("text", ["budget-ms", "a=1 b", "=3"])
+def test_what_is_no_option_is_named(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no NAME=VALUE"):
+        options_of(text)
+
+
+def test_both_files_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="--online TRACE --offline PROMPTS"):
+        list(main(workload=WorkloadOptions(online=tmp_path / "trace.csv")))
+
+
+@pytest.mark.slow
+def test_each_stack_has_a_row(tmp_path: Path) -> None:
+    """With an engine that simulates: of online requests alone, offline ones alone, and both."""
+    trace, prompts = tmp_path / "trace.csv", tmp_path / "prompts.jsonl"
+    lines = [f"2023-11-16 18:00:0{second}.0000000,80,12" for second in range(NUM_ONLINE)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
+    prompts.write_text("".join(json.dumps({"prompt": f"{n} and {n} are"}) + "\n" for n in range(NUM_OFFLINE)))
+    workload = WorkloadOptions(online=trace, offline=prompts, offline_max_tokens=20)
+    stacks: Sequence[str] = ["engine=sim", "engine=sim preset=sarathi++"]
+    rows = list(main(workload=workload, stack=list(stacks), duration=8.0, warm_up=1.0))
+    assert AS_IT_COMES not in stacks and [row["stack"] for row in rows if isinstance(row, dict)] == stacks
+    for row in rows:
+        assert isinstance(row, dict)
+        assert float(row["TTFT mean ms"]) > 0 and float(row["of alone: mean TBT"]) > 0.5
+        assert float(row["offline output tokens/s"].replace(",", "")) > 0 and float(row["harvest"]) > 0
+        assert int(row["steps planned"].replace(",", "")) > 0
