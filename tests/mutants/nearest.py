@@ -7,7 +7,7 @@ KV = f"{CORE}/kv"
 ORDERS = f"{CORE}/orders"
 REPLICA = "tests/shared/replica"
 BLEND = (f"{ORDERS}/test_blend_order.py", f"{ORDERS}/test_running_batch.py")
-TRIES = (f"{ORDERS}/test_offline_orders.py", f"{REPLICA}/test_prompt_demand.py")
+TRIES = (f"{ORDERS}/test_prefix_trie.py", f"{ORDERS}/test_offline_orders.py", f"{REPLICA}/test_prompt_demand.py")
 POOLS = (f"{KV}/test_bidirectional.py", f"{KV}/test_prefix_cache.py", f"{KV}/test_sharing.py")
 BOTH_ENDS = (f"{KV}/test_bidirectional*.py", f"{KV}/test_sharing.py")
 PACKINGS = (f"{CORE}/test_two_phase_packing.py", f"{CORE}/test_packings.py")
@@ -82,7 +82,7 @@ TESTS = {
     "shared/scheduling/orders/offline/fair_share.py": (f"{ORDERS}/test_fair_share.py",),
     "shared/scheduling/orders/offline/length_buckets.py": (f"{ORDERS}/test_kv_aware_order.py",),
     "shared/scheduling/orders/offline/prefix_node.py": TRIES,
-    "shared/scheduling/orders/offline/prefix_tree.py": TRIES,
+    "shared/scheduling/orders/offline/prefix_tree.py": (*TRIES, *BLEND),
     "shared/scheduling/orders/offline/prefix_trie.py": TRIES,
     "shared/scheduling/orders/offline/prefix_walk.py": TRIES,
     "shared/scheduling/orders/offline/psm_fair.py": (

@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
-NUM_TYPES, NUM_PLACES = 60, 40
+NUM_TYPES, NUM_PLACES = 60, 400
 
 
 def write_counts(folder: Path, period_s: float, is_traced: bool) -> None:

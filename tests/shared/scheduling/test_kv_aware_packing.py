@@ -404,6 +404,23 @@ def test_who_would_evict_as_much_as_it_computes_waits_unless_nobody_else_runs() 
     assert list(tokens(KV_AWARE.schedule(wanting(alone, 40), queue))) == ["new"]
 
 
+def test_what_an_entrant_reuses_is_not_evicted_for_those_behind_it() -> None:
+    """Of 40 free blocks 35 are wanted, nine of them by the first; the second takes ten, for 160 tokens."""
+    new, known = make_request("new", OFFLINE, prompt=160), make_request("known", OFFLINE, prompt=160)
+    beside = step_state(make_table(make_decode("running", OFFLINE, context=90)), num_free_blocks=40)
+    for num_cached, entered in ((144, {"known": 16, "new": 160}), (0, {"known": 160})):
+        cache = CacheOf({"known": Found(num_cached)})
+        assert tokens(KV_AWARE.schedule(wanting(beside, 35, cache), queue_of([known, new]))) == {"running": 1} | entered
+
+
+def test_those_behind_the_pools_first_pass_who_lacks_blocks_and_nobody_passes_the_first() -> None:
+    beside = step_state(make_table(make_decode("running", OFFLINE, context=90)), num_free_blocks=22)
+    small, other = (make_request(name, OFFLINE, prompt=32) for name in ("small", "other"))
+    large = make_request("large", OFFLINE, prompt=600)
+    for queue, entered in (([small, large, other], {"small": 32, "other": 32}), ([large, small, other], {})):
+        assert tokens(KV_AWARE.schedule(beside, queue_of(queue))) == {"running": 1} | entered
+
+
 def test_entrants_leave_what_is_reserved_unless_nobody_else_runs() -> None:
     queue = queue_of([make_request("new", OFFLINE, prompt=160)])
     beside = step_state(make_table(make_decode("off", OFFLINE, context=90)), num_free_blocks=20)

@@ -67,8 +67,7 @@ class PrefixTrie(PrefixTree[Leaf]):
             end = self._shared_end(node, prompt) if node.end > node.start else node.end
             if end > node.start:
                 yield end, node.num_waiting_of_all()
-            is_passed = isinstance(node, Branch) and end == node.end
-            block = prompt[end : end + self._block_bytes]
+            is_passed, block = end == node.end, prompt[end : end + self._block_bytes]
             node = node.children.get(block) if is_passed and block and isinstance(node, Branch) else None
 
     def add(self, request: Request, prompt: bytes, group: str = "") -> None:
