@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import OfflineView, no_queue
+from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.request import Kind, Request
@@ -257,3 +258,22 @@ def test_nobody_is_drawn_where_no_block_is_left_to_enter_with(name: str, num_fre
 
     schedule = packing_named(name).schedule(dataclasses.replace(state, num_reserved_blocks=1), queue)
     assert list(tokens(schedule)) == ["on", "off-0", "off-1"] and bool(views) is asks
+
+
+def test_the_reserve_is_left_where_anything_runs() -> None:
+    runs, paused = make_decode("runs", Kind.OFFLINE, context=90), make_decode("paused", Kind.OFFLINE, context=90)
+    paused.num_kept_blocks = paused.num_blocks
+    for held, num_left in (([], 0), ([paused], 0), ([runs], 7), ([paused, runs], 7), ([make_request(prompt=8)], 7)):
+        state = dataclasses.replace(step_state(make_table(*held)), num_reserved_blocks=7)
+        builder = BatchBuilder(state.limits, state.model, 1000.0, state.num_free_blocks)
+        assert state.num_blocks_to_leave(builder) == num_left, held
+
+
+def test_an_order_sees_the_step_and_all_that_runs() -> None:
+    online, offline = make_decode("on", context=90), make_decode("off", Kind.OFFLINE, context=50)
+    state = step_state(make_table(online, offline), num_free_blocks=33)
+    builder = BatchBuilder(state.limits, state.model, 1000.0, state.num_free_blocks)
+    view = state.view(builder)
+    assert list(view.running_online) == [online] and list(view.running_offline) == [offline]
+    assert (view.reader, view.num_free_blocks, view.budget_ms) == (None, 33, 1000.0)
+    assert view.cache is state.cache and view.model is state.model and view.features is builder.features

@@ -38,7 +38,7 @@ class OfflineRate:
 
     def next_s(self, now_s: float) -> float | None:
         """When the next request may enter; None where one may already."""
-        if math.isinf(self.qps) or self._start_s is None:
+        if self._start_s is None:
             return None
         next_s = self._start_s + self._num_entered / self.qps
         return next_s if next_s > now_s else None

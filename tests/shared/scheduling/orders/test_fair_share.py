@@ -17,7 +17,7 @@ from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.order import OfflineOrder, Turn
 from shared.scheduling.orders.offline.psm import PsmOrder
 from shared.scheduling.orders.offline.psm_fair import PsmFairOrder
-from shared.scheduling.orders.offline.share import Account, Share
+from shared.scheduling.orders.offline.share import Account, ClientAccount, Share, lifted
 from shared.scheduling.orders.offline.turns import MAX_BATCHES
 from shared.scheduling.orders.offline.urgency import MAX_CLIENT_URGENCY, MAX_URGENCY, urgency
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
@@ -447,6 +447,14 @@ def test_urgency_doubles_as_what_is_left_halves() -> None:
     left_h = (24, 18, 12, 6, 3, 1.5, 0.1, 0, -5)
     seen = [urgency(due_s - hours * HOUR_S, created_s, due_s) for hours in left_h]
     assert seen == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, MAX_URGENCY, MAX_URGENCY, MAX_URGENCY]
+    assert urgency(19.5, 0.0, 20.0) == 20.0, "a window of seconds ends as any other"
+
+
+def test_who_had_nothing_waiting_is_as_far_as_the_least_charged_of_those_that_have() -> None:
+    accounts = {name: ClientAccount(name, num_waiting=1, charged=charged) for name, charged in (("a", 5.0), ("b", 9.0))}
+    idle = {"c": ClientAccount("c", charged=1.0)}
+    assert [lifted(ClientAccount("new", charged=own), accounts | idle, 2.0) for own in (0.0, 7.0)] == [5.0, 7.0]
+    assert lifted(ClientAccount("new"), idle, 2.0) == 2.0
 
 
 def test_an_id_waits_once_and_unknown_ones_are_named() -> None:

@@ -25,9 +25,12 @@ def test_one_more_may_enter_every_period() -> None:
 
 def test_time_without_anybody_waiting_counts_for_nothing() -> None:
     rate = OfflineRate(1.0)
+    assert rate.next_s(0.0) is None, "nothing has begun"
     assert num_open(rate, 0.0) == 1
     rate.enter(1)
+    assert rate.next_s(0.0) == 1.0
     rate.rest()
+    assert rate.next_s(0.0) is None
     assert num_open(rate, 100.0) == 1
 
 
