@@ -458,9 +458,8 @@ def test_what_was_learnt_outlives_the_order() -> None:
     asked, told = chats(order, 4, SHARED + [1] * 16), chats(order, 4, SHARED + [2] * 16, first=10)
     end(order, asked[0], 800)
     end(order, told[0], 20)
-    assert order.details()["output_length_error"] == pytest.approx(
-        (abs(256 - 800) / 800 + (800 - 20) / 20) / 2, rel=0.1
-    )
+    errors = [(800 - PRIOR_TOKENS) / 800, (quantized(800) - 20) / 20]
+    assert order.details()["output_length_error"] == pytest.approx(sum(errors) / 2)
     again = make_order()
     again.recall(order.remember())
     for request_id in [*asked[1:], *told[1:]]:
@@ -470,6 +469,56 @@ def test_what_was_learnt_outlives_the_order() -> None:
     assert estimates(again, ids) == estimates(order, ids) == [quantized(800)] * 3 + [quantized(20)] * 3
     assert again.remember() == order.remember()
     again.check_integrity()
+
+
+def test_an_estimate_is_looked_back_on_as_it_was_when_its_request_was_taken() -> None:
+    """One that waits again is expected to be as what has ended since."""
+    order = make_order()
+    first, runs, comes_back = chats(order, 3, SHARED)
+    order.take(runs)
+    order.take(comes_back)
+    order.give_back(comes_back)
+    end(order, first, 800)
+    order.learn(runs, 100)
+    order.learn(comes_back, 100)
+    of_both = quantized((800 + 100) // 2)
+    errors = [(800 - PRIOR_TOKENS) / 800, (PRIOR_TOKENS - 100) / 100, (of_both - 100) / 100]
+    assert order.details()["output_length_error"] == pytest.approx(sum(errors) / 3)
+
+
+def test_details_tell_what_waits() -> None:
+    order = make_order(threshold=0.0)
+    kinds = {"dense": (640, 1, 3), "light": (16, 1000, 2)}
+    for number, (name, (num_prompt, num_output, count)) in enumerate(kinds.items()):
+        for each in range(count):
+            add(order, f"{name}-{each}", [100 * number + each + 1] * num_prompt, num_output)
+    loads = {name: request_load(prompt, prompt, output) for name, (prompt, output, _) in kinds.items()}
+    tokens = {name: kinds[name][2] * load.tokens for name, load in loads.items()}
+    details = order.details()
+    assert details["waiting_tokens"] == sum(tokens.values())
+    assert details["waiting_reads"] == sum(kinds[name][2] * load.double_reads for name, load in loads.items()) / 2
+    assert details["compute_share"] == pytest.approx(tokens["dense"] / sum(tokens.values()))
+    assert details["units"] == order._tree.num_units > 1
+    for name, (_, _, count) in kinds.items():
+        for each in range(count):
+            order.take(f"{name}-{each}")
+    assert order.details() == {"output_lengths": 0.0, "units": 0.0}
+
+
+def test_every_request_of_unknown_length_may_be_a_sample() -> None:
+    order = make_order(sample_share=1.0)
+    ids = chats(order, 5, SHARED)
+    add(order, "known", SHARED, 10)
+    assert all(order._tree.leaf(each).is_sample for each in ids) and not order._tree.leaf("known").is_sample
+
+
+def test_a_damaged_tree_is_found() -> None:
+    order = make_order()
+    chats(order, 2, SHARED)
+    order._tree.root.num_waiting_below += 1
+    order._tree.num_waiting += 1
+    with pytest.raises(AssertionError):
+        order.check_integrity()
 
 
 def test_memory_of_lengths_is_bounded() -> None:
