@@ -21,6 +21,11 @@ def _decoder(message_type: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(message_type)
 
 
+def prepare(message_type: type[object]) -> None:
+    """Make its decoder now. Threads that make one side by side may crash in msgspec, while garbage is collected."""
+    _decoder(cast(Any, message_type))
+
+
 def decode(data: bytes, message_type: type[T]) -> T:
     """Raises msgspec.DecodeError or msgspec.ValidationError for bytes that are not such a message."""
     return cast(T, _parsed(_decoder(cast(Any, message_type)).decode, data))

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.protocol.codec import decode, encode
+from shared.protocol.codec import decode, encode, prepare
 from shared.protocol.handover import KVAddress, Place
 
 LENGTH = struct.Struct("<I")  # of the message that follows, in bytes
@@ -72,6 +72,10 @@ class ShardAnswer(msgspec.Struct, frozen=True):
     number: int
     error: str = ""
     address: KVAddress | None = None
+
+
+for _message_type in (ShardCall, ShardAnswer):  # servers may be threads of one process
+    prepare(_message_type)
 
 
 async def receive(reader: asyncio.StreamReader, message_type: type[T]) -> T | None:
