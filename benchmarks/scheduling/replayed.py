@@ -6,7 +6,6 @@ alone, the batch alone for half the time, and both (``slackwater replay --baseli
 """
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -99,7 +98,7 @@ def main(
         raise typer.BadParameter("give a trace and prompts: --online TRACE --offline PROMPTS")
     texts = dict.fromkeys(stack or [""])
     stacks = {text or AS_IT_COMES: options_of(text) for text in texts}
-    plan = replace(workload.plan(duration, None, baseline=True, warm_up_s=warm_up), count_generated=True)
+    plan = workload.plan(duration, None, baseline=True, warm_up_s=warm_up, count_generated=True)
     with TemporaryDirectory() as folder:
         made = asyncio.run(measured(stacks, turns, Path(folder), lambda url, turn: report_of(plan, url)))
     for name, each in made.items():

@@ -16,7 +16,7 @@ from loadgen.replay import Replay, ReplayPlan
 from loadgen.report.report import Report
 
 OFFLINE_QUEUE = "offline-queue"
-TIMEOUT_S = 3600.0  # of an answer
+TIMEOUT_S = 600.0  # of an answer
 
 Options = Mapping[str, object]
 Result = TypeVar("Result")

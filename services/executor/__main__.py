@@ -39,7 +39,6 @@ def main() -> int:
 
 def serve(settings: ExecutorSettings, engine: Engine, tokenizer: Tokenizer) -> int:
     """The exit status; where the engine hangs the process ends here, and with it the engine's workers."""
-
     if engine.spec.takes_steps_ahead:
         sys.setswitchinterval(INTERPRETER_WAIT_S)
 

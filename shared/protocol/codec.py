@@ -22,7 +22,7 @@ def _decoder(message_type: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def prepare(message_type: type[object]) -> None:
-    """Make its decoder now. Threads that make one side by side may crash in msgspec, while garbage is collected."""
+    """Make its decoder now. msgspec crashed where one thread made one while another collected garbage."""
     _decoder(cast(Any, message_type))
 
 

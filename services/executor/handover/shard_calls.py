@@ -74,8 +74,8 @@ class ShardAnswer(msgspec.Struct, frozen=True):
     address: KVAddress | None = None
 
 
-for _message_type in (ShardCall, ShardAnswer):  # servers may be threads of one process
-    prepare(_message_type)
+prepare(ShardCall)  # here, and not in the thread that serves
+prepare(ShardAnswer)
 
 
 async def receive(reader: asyncio.StreamReader, message_type: type[T]) -> T | None:
