@@ -1,7 +1,7 @@
 """The requests that one executor holds, in scheduling order."""
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, count, takewhile
 from operator import attrgetter, methodcaller
@@ -109,17 +109,16 @@ class RequestTable:
 
     def replace(self, requests: Iterable[Request], counters: ClientCounters | None = None) -> None:
         """Hold exactly these, in this order, with the online order's memory as its owner tells it."""
-        self._places.clear()
         for held in (*self._waiting, *self._running):
             held.clear()
         for request in requests:
-            self._append(request)
+            (self._running if request.num_blocks > 0 else self._waiting)[request.kind][request.request_id] = request
+        self._restore_places()
         self._restore_order(counters)
 
     def renew(self, requests: Iterable[Request], gone: Iterable[str], counters: ClientCounters | None = None) -> None:
         """As ``replace``, but online requests that wait here and have never run stay where they are, unless they are
         ``gone``. Those of ``requests`` that wait and have never run come last."""
-        self._places.clear()
         waiting = self._waiting[ONLINE]
         for request_id in [*takewhile(lambda each: waiting[each].was_admitted, waiting), *gone]:
             waiting.pop(request_id, None)
@@ -135,11 +134,11 @@ class RequestTable:
             if kind is ONLINE and request.was_admitted:
                 preempted.append(request)
             self._waiting[kind][key] = request
-        self._places.update(zip(chain(*self._running), self._starts, strict=False))
         for request_id in [each for each in chain(*self._running) if each in waiting] if waiting else ():
             del waiting[request_id]
         for request in reversed(preempted):
             waiting.move_to_end(request.request_id, last=False)
+        self._restore_places()
         self._restore_order(counters)
 
     @property
@@ -190,6 +189,15 @@ class RequestTable:
         for request_id in (request.request_id, *reversed(ahead)):
             held.move_to_end(request_id, last=False)
 
+    def _restore_places(self) -> None:
+        """Of those that run, as they stand; of those that were preempted here, among them as before."""
+        known, self._places = self._places, {}
+        for running, waiting in zip(self._running, self._waiting, strict=True):
+            ran = takewhile(_was_admitted, waiting.values())
+            preempted = deque(takewhile(known.__contains__, (request.request_id for request in ran)))
+            in_order = _merged(running, preempted, known) if preempted else running
+            self._places.update(zip(in_order, self._starts, strict=False))
+
     def _restore_order(self, counters: ClientCounters | None) -> None:
         self.online_order.restore(counters, chain(*(held[ONLINE].values() for held in (self._running, self._waiting))))
 
@@ -208,3 +216,13 @@ class RequestTable:
                 assert places == sorted(places) and (not running or math.inf not in places)
         assert seen >= set(self._places)
         assert sorted(request.request_id for request in self.online_queue()) == sorted(self._waiting[ONLINE])
+
+
+def _merged(running: Iterable[str], preempted: deque[str], places: dict[str, int]) -> Iterator[str]:
+    """Each in its own order, and both by their places; those that run and have none have just started."""
+    for request_id in running:
+        place = places.get(request_id, math.inf)
+        while preempted and places[preempted[0]] < place:
+            yield preempted.popleft()
+        yield request_id
+    yield from preempted

@@ -121,6 +121,11 @@ class ExecutorMirror:
                 else:
                     self.table.preempt(request)
 
+    @property
+    def lacks_blocks(self) -> bool:
+        """What was started has more than there was: it starts once somebody has ended."""
+        return self.num_free_blocks < 0
+
     def start(self, entries: Iterable[ScheduledRequest]) -> None:
         """A step starts: its requests have blocks for it and are in flight. Unknown ids are ignored."""
         for entry in entries:
@@ -164,7 +169,7 @@ class ExecutorMirror:
         )
         state = StepState(
             self.table,
-            self.num_free_blocks,
+            max(0, self.num_free_blocks),
             num_offline,
             self.limits,
             policy,
@@ -208,7 +213,7 @@ class ExecutorMirror:
         request.num_blocks = request.num_own_blocks + new_blocks
         request.num_kept_blocks = None
         request.num_missing_slots = 0
-        self.num_free_blocks = max(0, self.num_free_blocks - new_blocks)
+        self.num_free_blocks -= new_blocks
         if not was_running and request.is_running:
             self.table.start(request)
 
@@ -217,6 +222,6 @@ class ExecutorMirror:
         found = self._requests.found(request)
         request.num_computed_tokens = found.num_tokens
         request.num_blocks = found.num_tokens // self.limits.block_size
-        self.num_free_blocks = max(0, self.num_free_blocks - request.num_blocks + found.num_held_blocks)
+        self.num_free_blocks -= request.num_blocks - found.num_held_blocks
         if request.num_blocks:
             self._cache.hold(self._hashes_of(request.request_id)[: request.num_blocks], request.kind)

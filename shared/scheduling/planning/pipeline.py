@@ -85,7 +85,7 @@ class Pipeline:
         self._plans.append(_Plan(self.next_step, schedule, entering))
 
     def _play(self, plan: _Plan, policy: Policy, model: LatencyModel) -> None:
-        """Start a planned step when the executor can."""
+        """Start a planned step when the executor can: it has room for it, and blocks."""
         table = self._mirror.table
         for request in plan.entering:
             if request.request_id not in table:
@@ -96,6 +96,8 @@ class Pipeline:
             self._end_oldest(policy, model)
         self._mirror.preempt(plan.schedule.preempted)
         self._mirror.start(entries)
+        while self._mirror.lacks_blocks and self._in_flight:
+            self._end_oldest(policy, model)
         self._in_flight.append(entries)
         self._mirror.pace = self._mirror.pace.after(plan.schedule, self._mirror.limits.max_num_seqs)
 

@@ -4,7 +4,7 @@ from collections import deque
 from copy import copy
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -103,6 +103,12 @@ class Executor:
     online=st.lists(lengths, max_size=6),
     offline=st.lists(lengths, max_size=5),
     max_seqs=st.integers(1, 5),
+)
+@example(  # a step that waits for the blocks of two before it
+    depth=3,
+    online=[(94, 5), (2, 4), (62, 5), (112, 3)],
+    offline=[(96, 3), (31, 4), (33, 2), (33, 1)],
+    max_seqs=4,
 )
 def test_a_plan_made_ahead_is_the_one_that_would_be_made_in_time(
     preset: str,

@@ -24,6 +24,8 @@ class TableMachine(RuleBasedStateMachine):
         self.first_starts: dict[str, int] = {}
         self.untold: dict[str, None] = {}  # that have come since it was told last
         self.gone: list[str] = []
+        self.seen: set[str] = set()  # to run, when it was told of them
+        self.missed = False  # somebody ran, and was told of without KV first
         self.count = 0
 
     def in_order(self, kind: Kind, is_running: bool) -> list[str]:
@@ -60,7 +62,9 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not request.is_running for request in self.held))
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
-        request = self.some(data, is_running=False)
+        self.start_here(self.some(data, is_running=False))
+
+    def start_here(self, request: Request) -> None:
         request.num_blocks = request.num_computed_tokens = 1
         self.table.start(request)
         self.count += 1
@@ -101,6 +105,23 @@ class TableMachine(RuleBasedStateMachine):
         self.told.renew(self.table.copies(self.untold), self.gone, self.table.online_order.counters())
         self.untold.clear()
         self.gone.clear()
+        self.check_as_the_table(self.told)
+        self.seen.update(request.request_id for request in self.held if request.is_running)
+        self.missed |= any(each.was_admitted and each.request_id not in self.seen for each in self.held)
+
+    @precondition(lambda self: not self.missed and any(not request.is_running for request in self.held))
+    @rule(data=st.data())
+    def start_what_is_told(self, data: st.DataObject) -> None:
+        """Who lost its KV has its place among the others there too."""
+        self.tell()
+        if self.missed:
+            return
+        request = self.some(data, is_running=False)
+        told = self.told.get(request.request_id)
+        assert told is not None and told is not request
+        told.num_blocks = told.num_computed_tokens = 1
+        self.told.start(told)
+        self.start_here(request)
         self.check_as_the_table(self.told)
 
     @rule()

@@ -1,7 +1,7 @@
 """What a prefix trie tells of the requests that share a prompt's beginning, against a look at each of them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.scheduling.orders.offline.order import Turn
@@ -31,6 +31,7 @@ def made(block_size: int, prompts: list[list[int]], held: set[int]) -> tuple[Pre
 
 
 @given(st.integers(1, 3), PROMPTS, HELD, st.lists(st.integers(0, 2), max_size=10))
+@example(2, [[0], [0, 0]], set(), [0])  # a prompt's last block, in part
 def test_how_many_wait_with_each_part_of_a_prompt(
     block_size: int, prompts: list[list[int]], held: set[int], prompt: list[int]
 ) -> None:
@@ -39,7 +40,8 @@ def test_how_many_wait_with_each_part_of_a_prompt(
     ends = [end // TOKEN_BYTES for end, _ in told]
     assert ends == sorted(set(ends)) and all(ends)
     for (_, num_waiting), end in zip(told, ends, strict=True):
-        assert num_waiting == sum(naive.prompts[each][:end] == prompt[:end] for each in naive.waiting())
+        common = (num_common_blocks(prompt, naive.prompts[each], block_size) for each in naive.waiting())
+        assert num_waiting == sum(end <= block_size * num for num in common)
     shared = (num_common_blocks(prompt, each, block_size) for each in prompts)
     assert (ends[-1] if ends else 0) == min(len(prompt), block_size * max(shared, default=0))
 
