@@ -156,7 +156,7 @@ class StepLoop:
             if self._ahead is not None and not self._ahead.job.cancel():
                 running.append(self._ahead.running)
             if running and not self._hangs:
-                await asyncio.wait(running)
+                await self._until_ended(running)
 
     async def watch(self) -> None:
         """Beside ``run``, never returns. Raises EngineLostError where the engine hangs, as ``run`` does."""
@@ -165,6 +165,14 @@ class StepLoop:
         except EngineLostError:
             self._hangs = True
             raise
+
+    async def _until_ended(self, running: list[asyncio.Future[StepResult]]) -> None:
+        """Or found to hang, by who looks at that beside this."""
+        ending, watching = asyncio.ensure_future(asyncio.wait(running)), asyncio.ensure_future(self.watch())
+        await asyncio.wait((ending, watching), return_when=asyncio.FIRST_COMPLETED)
+        for each in (ending, watching):
+            each.cancel()
+        await asyncio.gather(ending, watching, return_exceptions=True)
 
     async def announce_idle(self) -> None:
         """Say what is held here while no step runs, so that a plan can come. Nothing while a step runs."""
@@ -321,8 +329,9 @@ class StepLoop:
         return running.result()
 
     def _oldest(self) -> LaunchedStep | None:
-        """Of those that the engine has not ended."""
-        return next((launched for launched in self._in_flight if not launched.running.done()), None)
+        """Of those that the engine has not ended, the one ahead included."""
+        launched = (*self._in_flight, *((self._ahead,) if self._ahead is not None else ()))
+        return next((each for each in launched if not each.running.done()), None)
 
     def _predict_ms(self, batch: StepBatch) -> float:
         _, model = self._tuning()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 from abc import abstractmethod
@@ -142,19 +143,31 @@ class BatchStore(RecordStore[BatchRecord]):
         one, with its id, is written within ``admit``. Raises what that raises, RequestError where the key was used for
         another batch, and BusError; then a new batch is withdrawn."""
         record = replace(record, claim=secrets.token_hex(8))
-        attempt = 0
         while True:
             if key is not None:
-                record = replace(record, id=_id_of_key(record.owner or record.client_id, key, attempt))
-            found = None if key is None else await self._made_before(record)
-            if found is None:
-                async with admit(record):
-                    if await self._write(record):
-                        return record
-                found = await self.records.edit(record.id, partial(_confirmed, record))
-            if not found.is_withdrawn and found.owner == record.owner:
+                record, found = await self._place_of(record, key)
+                if found is not None:
+                    return found
+            async with admit(record):
+                if await self._write(record):
+                    return record
+            found = await self.records.edit(record.id, partial(_confirmed, record))
+            if _is_answer(found, record):
                 return found
-            attempt += 1
+
+    async def repeated(self, asked: BatchRecord, key: str) -> BatchRecord | None:
+        """What its owner has made with this idempotency key before, whatever has changed since; None where there is
+        nothing. Raises RequestError where the key was used for another batch, and BusError."""
+        return (await self._place_of(asked, key))[1]
+
+    async def _place_of(self, record: BatchRecord, key: str) -> tuple[BatchRecord, BatchRecord | None]:
+        """The batch under the id that the key gives it now, and what is there already."""
+        for attempt in itertools.count():
+            record = replace(record, id=_id_of_key(record.owner or record.client_id, key, attempt))
+            found = await self._made_before(record)
+            if found is None or _is_answer(found, record):
+                break
+        return record, found
 
     async def _made_before(self, record: BatchRecord) -> BatchRecord | None:
         """The batch in its place, which a repetition has confirmed now; None where there is none."""
@@ -243,9 +256,14 @@ def _key(record: FileObject | Batch) -> tuple[int, str]:
     return record.created_at, record.id
 
 
+def _is_answer(found: BatchRecord, asked: BatchRecord) -> bool:
+    """Who asked for a batch may be shown this one."""
+    return not found.is_withdrawn and found.owner == asked.owner
+
+
 def _confirmed(asked: BatchRecord, found: BatchRecord) -> BatchRecord:
     """What is found where a batch was to be written. Raises RequestError where its owner has asked for another one."""
-    if found.is_withdrawn or found.owner != asked.owner:
+    if not _is_answer(found, asked):
         return found
     if any(getattr(found, name) != getattr(asked, name) for name in FROM_CLIENT):
         message = f"this Idempotency-Key was used for another batch: {found.id}"

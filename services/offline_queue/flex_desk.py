@@ -4,6 +4,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+from services.offline_queue.hearing import Hearing
 from shared.clock import Clock
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
 from shared.replica.offline_pool import OfflinePool
@@ -33,10 +34,13 @@ class _Gateway:
 class FlexDesk:
     """Synchronous. A request is in the pool as long as its gateway wants it, whatever becomes of executors."""
 
-    def __init__(self, pool: OfflinePool, clock: Clock, max_requests: int, serves_offline: bool = True) -> None:
+    def __init__(
+        self, pool: OfflinePool, clock: Clock, hearing: Hearing, max_requests: int, serves_offline: bool = True
+    ) -> None:
         """``max_requests``: beyond so many, new ones are refused."""
         self._pool = pool
         self._clock = clock
+        self._hearing = hearing
         self._max_requests = max_requests
         self._serves_offline = serves_offline
         self._clients: dict[str, _Client] = {}  # by what they are scheduled under
@@ -48,8 +52,10 @@ class FlexDesk:
     def submit(self, message: FlexSubmit) -> FlexAnswer:
         """It waits from now on, in its client's turn; an attempt that it replaces is over."""
         request, batch_id = message.request, _batch_of(message.request.request_id)
-        if not message.replaces and (refusal := self._refusal(batch_id)):
-            return FlexAnswer(refusal)
+        if not message.replaces and message.num_choices:
+            refusal = self._refusal(batch_id, message.num_choices)
+            if refusal is not None:
+                return refusal
         self._pool.discard([message.replaces])
         gateway = self._gateway(request.gateway_id)
         gateway.request_ids.pop(message.replaces, None)
@@ -81,9 +87,8 @@ class FlexDesk:
 
     def drop_silent(self) -> None:
         """The requests of gateways that are gone."""
-        now_s = self._clock.monotonic_s()
         for gateway_id, gateway in list(self._gateways.items()):
-            if now_s - gateway.heard_s > SILENCE_S:
+            if self._hearing.silent_s(gateway.heard_s) > SILENCE_S:
                 if gateway.request_ids:
                     lost = {"gateway_id": gateway_id, "requests": len(gateway.request_ids)}
                     logger.warning("gateway is gone", extra=lost)
@@ -111,12 +116,15 @@ class FlexDesk:
         gateway.request_ids[request_id] += self._pool.has_ended(request_id)
         return gateway.request_ids[request_id] >= ENDED_CHECKS
 
-    def _refusal(self, batch_id: str) -> str:
+    def _refusal(self, batch_id: str, num_choices: int) -> FlexAnswer | None:
         if not self._serves_offline:
-            return "the preset of this server runs no offline work"
+            return FlexAnswer("the preset of this server runs no offline work")
+        most = self._max_requests * NEWCOMER_SHARE
+        if num_choices > max(1, most):
+            return FlexAnswer(f"{num_choices} choices are more than can be under way, {most}", is_final=True)
         num_open = len(self)
-        limit = self._max_requests * (1 if batch_id in self._clients else NEWCOMER_SHARE)
-        return f"{num_open} flex requests are under way" if num_open >= limit else ""
+        limit = self._max_requests if batch_id in self._clients else most
+        return FlexAnswer(f"{num_open} flex requests are under way") if num_open + num_choices > limit else None
 
     def _gateway(self, gateway_id: str) -> _Gateway:
         now_s = self._clock.monotonic_s()

@@ -8,6 +8,7 @@ from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import BatchManager
 from services.offline_queue.copies import StoredCopies
 from services.offline_queue.flex_desk import FlexDesk
+from services.offline_queue.hearing import Hearing
 from services.offline_queue.order_details import order_details
 from services.offline_queue.order_memory import OrderMemory
 from services.offline_queue.registration_sweep import RegistrationSweep
@@ -74,6 +75,7 @@ class OfflineQueueService(Service):
         self._own_name = queue_name(settings.model_name, bool(model.others))
         self._of_model = subjects.of_model(settings.model_name)
         self._lease = Lease(bus, f"{NAME}.{self._of_model.model}", clock)
+        self._hearing = Hearing(lambda: self._lease.is_answered, clock)
         self._holder: LeaseHolder | None = None  # another one that is at work
         self._is_at_work = False
         self._wake = asyncio.Event()
@@ -88,7 +90,9 @@ class OfflineQueueService(Service):
         self._batches = BatchManager(
             bus, settings.model_name, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures
         )
-        self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
+        self._flex = FlexDesk(
+            self._pool, clock, self._hearing, settings.max_flex_requests, self._strategy.serves_offline
+        )
         self._tuning = Tuning(bus, self._on_work)
         self._attached = AttachedExecutors()
         self._registrations = RegistrationSweep(bus, clock)
@@ -318,9 +322,8 @@ class OfflineQueueService(Service):
         """What a silent executor held waits again; if it speaks again, its next step message settles who has what."""
         while True:
             await asyncio.sleep(1.0)
-            now_s = self._clock.monotonic_s()
             for attached in self._attached.values():
-                if not attached.is_silent and now_s - attached.seen_s > SILENCE_S:
+                if not attached.is_silent and self._hearing.silent_s(attached.seen_s) > SILENCE_S:
                     self._give_up(attached, "silent")
 
     def _on_gone(self, info: ExecutorInfo) -> None:

@@ -18,6 +18,7 @@ from shared.protocol.services import LeaseHolder
 logger = logging.getLogger(__name__)
 
 RENEW_S = 2.0
+ANSWERED_S = 1.5 * RENEW_S  # since a renewal was sent: with no answer for so long the bus is away
 VALID_S = 8.0  # since the last renewal was sent: from then on the holder may have been replaced
 EXPIRY_S = 10.0  # of a key that nobody renews, as who waits for it sees it
 LOOK_S = 0.5
@@ -99,6 +100,12 @@ class Lease:
             return True
         is_fresh = self._clock.monotonic_s() - self._sent_s < VALID_S
         return is_fresh and self._bus.is_connected and self._bus.reconnects == self._reconnects
+
+    @property
+    def is_answered(self) -> bool:
+        """The bus has confirmed the last renewal, over the connection that there is now."""
+        age_s = self._clock.monotonic_s() - self._sent_s
+        return age_s < ANSWERED_S and self._bus.is_connected and self._bus.reconnects == self._reconnects
 
     async def _write(self, revision: int | None) -> None:
         """Create it, or replace this revision. Raises ConflictError where it is another by now, and BusError."""

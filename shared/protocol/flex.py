@@ -23,6 +23,7 @@ class FlexSubmit(msgspec.Struct, frozen=True, tag="submit"):
     client_weight: Weight = 1.0
     replaces: str = ""
     num_executors_lost: Count = 0  # while it ran there
+    num_choices: Count = 1  # that come with it and are taken or refused together; 0: it is one of those
 
 
 class FlexHeld(msgspec.Struct, frozen=True, tag="held"):
@@ -36,9 +37,11 @@ FlexMessage = FlexSubmit | FlexHeld
 
 
 class FlexAnswer(msgspec.Struct, frozen=True):
-    """To either. ``refusal``: why a new request is not taken. ``lost``: of those held, what neither waits nor runs."""
+    """To either. ``refusal``: why a new request is not taken, ``is_final`` where it never will be. ``lost``: of those
+    held, what neither waits nor runs."""
 
     refusal: str = ""
+    is_final: bool = False
     lost: list[str] = []
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from shared.protocol.requests import GenerateRequest
 from shared.scheduling.kv.block_hash import KVScope, prompt_chain
 
+SLACK = 64  # requests
 MAX_OFFLINE = 4096  # requests whose hashes are kept: those that run, and those that are looked at next
 
 
@@ -30,6 +31,14 @@ class PromptHashes:
         self._online.pop(request_id, None)
         self._online_hashes.pop(request_id, None)
         self._offline_hashes.pop(request_id, None)
+
+    def keep(self, is_held: Callable[[str], bool], num_held: int) -> None:
+        """Of online requests that ended unheard nothing stays: where there are many more than are held, the others are
+        forgotten."""
+        if len(self._online) + len(self._online_hashes) > 2 * num_held + SLACK:
+            for known in (self._online, self._online_hashes):
+                for request_id in [each for each in known if not is_held(each)]:
+                    del known[request_id]
 
     def of(self, request_id: str) -> Sequence[bytes]:
         """Empty where its tokens are not known. Not to be changed."""

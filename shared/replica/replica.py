@@ -103,6 +103,7 @@ class Replica:
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._suspects = Suspects()
         self._ahead: StepAhead | None = None  # the newest step in flight, before the other has ended
+        self._is_found_unwritten = False  # blocks can be found that the oldest step in flight has yet to write
         self._left: dict[str, LiveSequence] = {}  # ended while the step in flight had them: it writes to their blocks
         self._ended: list[Ended] = []  # since take_ended
         self._untold: dict[str, None] = {}  # online requests that came since the scheduler was told
@@ -110,7 +111,12 @@ class Replica:
         self._foresight = Foresight(self.table, self.pool, self._cache, can_foresee)
         self._can_look_ahead = can_foresee and spec.takes_steps_ahead and not strategy.uses_deadlines
         hooks = Hooks(
-            self._foresight.err, self._add, self._admit, self._forget, self._aborts, lambda: self._ahead is None
+            self._foresight.err,
+            self._add,
+            self._admit,
+            self._forget,
+            self._aborts,
+            lambda: not self._is_found_unwritten,
         )
         self.handovers = Handovers(
             limits, spec, tokenizer, self.table, self.pool, self._kv, self._sequences, self.totals, hooks
@@ -271,6 +277,7 @@ class Replica:
         if expected is None or packing_named(policy.packing).uses_time:
             return []
         expected.assume(self._kv)
+        self._is_found_unwritten = True
         schedule = self.schedule(plan, policy, model)
         held = HeldNow(self.table, self._left, self._cache, self.pool.num_free, self.limits.block_size)
         if not held.can_run_beside(schedule):
@@ -309,6 +316,7 @@ class Replica:
         else the step's own time."""
         outputs: list[AddressedOutput] = []
         step, now_ms = self._in_flight.popleft(), self._now_ms()
+        self._is_found_unwritten = False
         turn_ms = result.step_ms if turn_ms is None else turn_ms
         ahead = self._ahead
         if ahead is not None:
@@ -373,6 +381,7 @@ class Replica:
         self._foresight.err()
         self.totals.steps_interrupted += 1
         step = self._in_flight.pop()
+        self._is_found_unwritten = False
         self._pace = self._pace.interrupted(step.planned_ms)
         for sequence, _ in step.running:
             request = sequence.request
@@ -389,6 +398,7 @@ class Replica:
         ends with an error."""
         assert self._ahead is None, "a step stands on its outcome"
         failed = self._in_flight.popleft()
+        self._is_found_unwritten = False
         self._foresight.err()
         sequences = [sequence for sequence, _ in failed.running if not self._leaves(sequence)]
         self._suspects.add([sequence.request_id for sequence in sequences])

@@ -127,6 +127,7 @@ class Scheduler:
             self._readers.hear(held, self._pool.prompt)
         for request_id in ended:
             self._hashes.forget(request_id)
+        self._hashes.keep(self._mirror.table.__contains__, len(self._mirror.table))
         for each in message.ended:
             if each.finish_reason in ENDS_WELL:
                 self._pool.learn(each.request_id, each.num_output_tokens)

@@ -74,8 +74,9 @@ class Tokenizer:
             raise ModelError(f"{folder}: {error}") from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Special tokens written out in the text are recognised as such."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of a text. Special tokens written out in the text are recognised as such. Other threads go on
+        meanwhile, as they do not beside the library's ``encode``."""
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def apply_chat_template(

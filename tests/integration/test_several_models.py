@@ -119,7 +119,7 @@ def test_a_request_goes_to_an_executor_of_its_model(stack: LocalStack, client: o
     messages: Any = [{"role": "user", "content": "Hello"}]
     for model, named, num in (("default", "large", 2), ("small", "small", 3)):
         for _ in range(num):
-            answer = client.chat.completions.create(model=model, messages=messages, max_tokens=4)
+            answer = client.chat.completions.create(model=model, messages=messages, max_tokens=4, seed=1)
             assert answer.model == named and answer.choices[0].message.content
 
     def gained() -> list[int]:

@@ -10,6 +10,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy.random  # noqa: F401 (it draws random bytes when it is imported)
+from opentelemetry.sdk import resources
+
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.process import CURRENT
 
@@ -41,6 +44,7 @@ def taken_over(loop: VirtualLoop, seed: str) -> Iterator[None]:
         (os, "getpid", pid),
         (random, "_urandom", entropy),
         (socket, "gethostname", lambda: HOST),
+        (resources, "get_aggregated_resources", lambda detectors, initial, *_: initial),  # it asks in threads
     ]
     state = random.getstate()
     with ExitStack() as stack:

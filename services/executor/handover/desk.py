@@ -155,6 +155,7 @@ class HandoverDesk:
 
     def _on_gone(self, place: Place) -> None:
         logger.info("an executor is gone", extra={"peer": place.executor_id})
+        self._pushing.gone(place)
         self._spawn(self._meetings.part(place))
 
     async def _on_pull(self, pull: Pull) -> None:

@@ -62,7 +62,7 @@ class NixlLink:
         self._place = place
         self._regions = regions
         self._peers: dict[Place, _Connected] = {}
-        self._leaving: dict[Place, None] = {}  # disconnected, with reads that are not over
+        self._leaving: dict[Place, asyncio.Task[None]] = {}  # disconnected, with reads that are not over
         self._reads: set[asyncio.Task[None]] = set()  # all that the library has not let go of
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         try:
@@ -101,10 +101,14 @@ class NixlLink:
         except Exception as error:
             raise LinkError(f"{address.place.executor_id}: {error or type(error).__name__}") from error
         reading = self._begin(connected, lambda: self._post_first(connected))
-        done, _ = await asyncio.wait((reading,), timeout=CONNECT_S)
-        if not done:
-            raise LinkError(f"{address.place.executor_id} does not answer over {self.kind}")
-        reading.result()
+        try:
+            done, _ = await asyncio.wait((reading,), timeout=CONNECT_S)
+            if not done:
+                raise LinkError(f"{address.place.executor_id} does not answer over {self.kind}")
+            reading.result()
+        except BaseException:
+            self._leave(address.place, connected)
+            raise
         self._peers[address.place] = connected
 
     async def read(self, place: Place, pairs: BlockPairs) -> None:
@@ -118,24 +122,32 @@ class NixlLink:
     async def disconnect(self, place: Place) -> None:
         """See ``KVLink.disconnect``."""
         connected = self._peers.pop(place, None)
-        if connected is None:
-            return
-        self._leaving[place] = None
-        try:
-            if connected.reads:
-                await asyncio.wait(connected.reads)
-            await self._call(self._remove, connected)
-        finally:
-            del self._leaving[place]
+        if connected is not None:
+            await asyncio.shield(self._leave(place, connected))
 
     async def close(self) -> None:
         """See ``KVLink.close``."""
         for read in self._reads:
             read.cancel()
-        await asyncio.gather(*self._reads, return_exceptions=True)
+        await asyncio.gather(*self._reads, *self._leaving.values(), return_exceptions=True)
         self._peers.clear()
         await self._call(self._end)
         self._thread.shutdown()
+
+    def _leave(self, place: Place, connected: _Connected) -> asyncio.Task[None]:
+        """The library lets go of it once its reads are over."""
+
+        async def leave() -> None:
+            try:
+                if connected.reads:
+                    await asyncio.wait(connected.reads)
+                await self._call(self._remove, connected)
+            finally:
+                del self._leaving[place]
+
+        self._leaving[place] = leaving = asyncio.get_running_loop().create_task(leave())
+        leaving.add_done_callback(_look_at)
+        return leaving
 
     def _begin(self, connected: _Connected, post: Callable[[], int]) -> asyncio.Task[None]:
         reading = asyncio.get_running_loop().create_task(self._run(post))
@@ -240,10 +252,10 @@ class NixlLink:
         return self._nixl.DRAM_SEG if gpu is None else self._nixl.VRAM_SEG
 
 
-def _look_at(reading: asyncio.Task[None]) -> None:
+def _look_at(task: asyncio.Task[None]) -> None:
     """Its error is seen, also where nobody waits for it any more."""
-    if not reading.cancelled():
-        reading.exception()
+    if not task.cancelled():
+        task.exception()
 
 
 def _import_nixl() -> Any:

@@ -39,9 +39,14 @@ class Pushing:
         """A heartbeat tells what has come there by now."""
         self._sent.pop(place, None)
 
+    def gone(self, place: Place) -> None:
+        """Nothing is there any more."""
+        self._sent.pop(place, None)
+
     def sent(self, carried: Carried, place: Place) -> None:
         """It was offered there, and either is there now or found no room."""
-        self._sent.setdefault(place, []).append(carried)
+        if self._peers.get(place) is not None:
+            self._sent.setdefault(place, []).append(carried)
 
     def _can_take(self, peer: Peer) -> bool:
         return peer.info.pool is Role.STRICT and not peer.heartbeat.draining and self._link.is_connected(peer.place)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn
 from weakref import WeakValueDictionary
@@ -87,6 +88,7 @@ class _Coming:
 
     def __init__(self) -> None:
         self._amounts: dict[str, dict[str, int]] = {}
+        self._num_comings: Counter[tuple[str, str]] = Counter()  # of the same thing, where its client has repeated it
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
@@ -98,17 +100,20 @@ class _Coming:
         stored: Callable[[], Awaitable[dict[str, int]]],
         check: Callable[[int], None],
     ) -> AsyncIterator[None]:
-        """``stored``: what is there by now, by id; ``check`` is told the sum with what is coming, and raises where
-        there is no room. Counts until it is left."""
+        """``stored``: what is there by now, by id; ``check`` is told the sum of the others with what is coming, and
+        raises where there is no room. Counts until it is left."""
         turn = self._turns.setdefault(owner, asyncio.Lock())
         async with turn:
             coming = dict(self._amounts.get(owner, {}))  # first: what arrives meanwhile is in one of the two
-            check(sum((coming | await stored()).values()))
+            check(sum(each for name, each in (coming | await stored()).items() if name != id))
             self._amounts.setdefault(owner, {})[id] = amount
+            self._num_comings[owner, id] += 1
         try:
             yield
         finally:
-            del self._amounts[owner][id]
+            self._num_comings[owner, id] -= 1
+            if not self._num_comings[owner, id]:
+                del self._num_comings[owner, id], self._amounts[owner][id]
             if not self._amounts[owner]:
                 del self._amounts[owner]
 

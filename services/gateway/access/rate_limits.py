@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.gateway.access.spending import Account
 from services.gateway.http.errors import Refusal
@@ -37,38 +37,61 @@ class TokenBucket:
         self._level = min(self.capacity, self._level - amount)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reservation:
-    """The tokens that an admitted request may use at most."""
+    """The tokens that an admitted request may use at most, until all of its choices have ended: what it did not use is
+    there again, what it used beyond is owed. Where one of them failed, all of it has failed and costs nothing."""
 
     bucket: TokenBucket | None
     num_tokens: int
-    num_free: int = 0  # tokens of its prompt, which somebody else pays for
     account: Account | None = None  # of its key
+    num_running: int = 0  # choices that have not ended
+    has_failed: bool = False
+    used: KeyUsage = field(default_factory=lambda: KeyUsage(num_requests=1))
 
-    def settle(self, num_used: int, num_output: int = 0, num_cached: int = 0) -> None:
-        """Once, at its end: what it did not use is there again, what it used beyond the reservation is owed. Of what it
-        used, so much is its output, and so much of its prompt was in the prefix cache."""
-        num_charged = max(0, num_used - self.num_free)
+    def shares(self, num_free: Sequence[int]) -> list[Share]:
+        """One for each choice. ``num_free``: of its tokens, those of a prompt that another one pays for, the first over
+        the same prompt."""
+        self.num_running = len(num_free)
+        return [Share(self, free) for free in num_free]
+
+    def end(self, used: KeyUsage | None) -> None:
+        """A choice has ended; None where it failed."""
+        self.num_running -= 1
+        if used is None:
+            self.has_failed = True
+        else:
+            self.used += used
+        if self.num_running == 0:
+            self._settle(KeyUsage() if self.has_failed else self.used)
+
+    def _settle(self, charged: KeyUsage) -> None:
         if self.bucket is not None:
-            self.bucket.take(num_charged - self.num_tokens)
-        if self.account is not None and num_charged:
-            own_prompt = not self.num_free
-            cached = num_cached if own_prompt else 0
-            self.account.charge(KeyUsage(int(own_prompt), num_charged - num_output, cached, num_output))
-
-    def shared(self, num_free: Sequence[int]) -> list[Reservation]:
-        """In its place, one for each choice. ``num_free``: of its tokens, those of a prompt that another one pays for,
-        the first over the same prompt."""
-        each, rest = divmod(self.num_tokens, len(num_free))
-        first, *others = num_free
-        return [
-            Reservation(self.bucket, each + rest, first, self.account),
-            *(Reservation(self.bucket, each, free, self.account) for free in others),
-        ]
+            self.bucket.take(charged.total_tokens - self.num_tokens)
+        if self.account is not None and charged.total_tokens:
+            self.account.charge(charged)
 
 
-UNLIMITED = Reservation(None, 0)
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one choice uses of a request's reservation. Ended once: with ``settle`` or ``fail``."""
+
+    reservation: Reservation | None  # None: nobody counts it
+    num_free: int = 0  # tokens of its prompt, which another choice pays for
+
+    def settle(self, num_prompt: int, num_output: int = 0, num_cached: int = 0) -> None:
+        """So many tokens of its prompt, of which so many were in the prefix cache, and so many of its answer."""
+        if self.reservation is not None:
+            cached = 0 if self.num_free else num_cached
+            self.reservation.end(KeyUsage(0, num_prompt - self.num_free, cached, num_output))
+
+    def fail(self) -> None:
+        """Whatever it has used costs nothing."""
+        if self.reservation is not None:
+            self.reservation.end(None)
+
+
+UNLIMITED = Share(None)
 
 
 class RateLimits:

@@ -1,4 +1,5 @@
-"""Online requests that have no token yet, how long one more would wait, and who was not let in. No clock in it."""
+"""Online requests of whose answers nothing is there yet, how long one more would wait, and who was not let in. No clock
+in it."""
 
 from collections import Counter, deque
 
@@ -38,7 +39,7 @@ class WaitingRoom:
         self.num_tokens += num_tokens
 
     def start(self, request_id: str, now_s: float) -> None:
-        """It has its first token; nothing where it does not wait."""
+        """It has its first token, or its answer where that has none; nothing where it does not wait."""
         if request_id in self._waiting:
             _, num_tokens = self._waiting[request_id]
             self._started.append((now_s, num_tokens))
@@ -48,7 +49,7 @@ class WaitingRoom:
             self.leave(request_id)
 
     def leave(self, request_id: str) -> None:
-        """It ended without a token; nothing where it does not wait."""
+        """It ended without an answer; nothing where it does not wait."""
         if request_id not in self._waiting:
             return
         client_id, num_tokens = self._waiting.pop(request_id)

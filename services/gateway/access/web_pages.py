@@ -27,7 +27,7 @@ class WebPageCheck:
         if host and not self._is_ours(host):
             message = f"this gateway is not known as {host!r}; name it in --allowed-hosts, or send an API key"
             return "host", message
-        if origin is None or origin in self._origins or ANY in self._origins or urlsplit(origin).netloc == host:
+        if origin is None or origin in self._origins or ANY in self._origins or _host_of(origin) == host:
             return None
         return "origin", f"web pages of {origin!r} may not call this gateway; name it in --cors-origins"
 
@@ -37,6 +37,14 @@ class WebPageCheck:
         except ValueError:
             return False
         return ANY in self._hosts or name in self._hosts or name.endswith(".localhost") or _is_address(name)
+
+
+def _host_of(origin: str) -> str | None:
+    """None where it is no origin."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _is_address(name: str) -> bool:

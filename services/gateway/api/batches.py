@@ -24,6 +24,7 @@ from shared.openai.endpoints import BATCH_ENDPOINTS
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import Metadata
 from shared.openai.objects import DeletedBatch, Page, new_id
+from shared.protocol.access.api_keys import Permission
 from shared.protocol.batches import Batch, BatchRecord, FileRecord
 
 MAX_BODY_BYTES = 64 * 1024
@@ -60,14 +61,11 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
     the same batch."""
     context, tenant = context_of(request), tenant_of(request)
     take_request(request)
-    await context.models.check_offline()
     async with context.bodies.body(request, MAX_BODY_BYTES) as body:
         fields = decode_body(body, _decoder)
-    model, adapter = await _model_of(context, await _checked_input(context, fields, tenant))
-    _check_key(request, fields.endpoint, model, adapter)
     sender = sender_of(request, None)
     now_s = context.clock.unix_s()
-    record = BatchRecord(
+    asked = BatchRecord(
         id=new_id("batch_", now_s),
         endpoint=fields.endpoint,
         input_file_id=fields.input_file_id,
@@ -75,8 +73,6 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
         created_at=int(now_s),
         expires_at=int(now_s) + window_s(fields.completion_window),
         status="validating",
-        model_name=model.name,
-        adapter=adapter,
         metadata=fields.metadata,
         output_expires_after_s=fields.output_expires_after.seconds if fields.output_expires_after else None,
         client_id=sender.client_id,
@@ -84,8 +80,15 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
         owner=tenant.owner,
         traceparent=sender.span.traceparent,
     )
-    admit = partial(context.quotas.opening, caller_of(request).key)
-    return JsonResponse(shown(await context.batches.create(record, idempotency_key or None, admit)))
+    key = idempotency_key or None
+    found = None if key is None else await context.batches.repeated(asked, key)
+    if found is None:
+        await context.models.check_offline()
+        model, adapter = await _model_of(context, await _checked_input(context, fields, tenant))
+        _check_key(request, fields.endpoint, model, adapter)
+        record = msgspec.structs.replace(asked, model_name=model.name, adapter=adapter)
+        found = await context.batches.create(record, key, partial(context.quotas.opening, caller_of(request).key))
+    return JsonResponse(shown(found))
 
 
 @router.get("", **answers(json_of(Page[Batch])))
@@ -113,6 +116,8 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
 async def delete_batch(request: Request, batch_id: str, files: bool = False) -> Response:
     """Forget an ended batch; with files=true its input, output and error file are deleted too."""
     context, tenant = context_of(request), tenant_of(request)
+    if files:
+        _check_permission(request, "files", "files")
     record = await context.batches.delete(batch_id, tenant)
     for file_id in (record.output_file_id, record.error_file_id) if files else ():
         await _delete_file(context, tenant, file_id)
@@ -128,13 +133,17 @@ def shown(record: BatchRecord) -> Batch:
 
 def _check_key(request: Request, endpoint: str, model: GatewayModel, adapter: str) -> None:
     """What its caller may not do request by request it may not do with a batch. Raises RequestError and Refusal."""
-    key = caller_of(request).key
-    permission = needed_permission(endpoint)
-    if key is not None and permission is not None and not key.permits(permission):
-        raise RequestError(missing_permission(key, permission), "endpoint", INSUFFICIENT_PERMISSIONS, 403)
+    _check_permission(request, needed_permission(endpoint), "endpoint")
     served = served_for(request, model).only(adapter)
     served.check(next(iter(served.names), served.name))
     check_budget(request, model, adapter)
+
+
+def _check_permission(request: Request, permission: Permission | None, param: str) -> None:
+    """Beside that which the path needs. Raises RequestError (403)."""
+    key = caller_of(request).key
+    if key is not None and permission is not None and not key.permits(permission):
+        raise RequestError(missing_permission(key, permission), param, INSUFFICIENT_PERMISSIONS, 403)
 
 
 def window_s(window: str) -> int:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 # A longer prompt is tokenized in a thread, and a grammar compiled, so that streams do not wait for it.
 INLINE_BODY_BYTES = 16 * 1024
-COMPILED = (b"json_schema", b"tool_choice", b"strict", b"structured_outputs", b"guided_")
+COMPILED = (b"json_schema", b"json_object", b"tool_choice", b"strict", b"structured_outputs", b"guided_")
 
 StreamWriter = ChunkWriter | ReasoningChunks | ResponseEvents
 Keep = Callable[[Choices], Awaitable[None]] | None
@@ -66,9 +66,9 @@ async def read_body(
     async with context.bodies.body(request, context.settings.max_body_bytes) as body:
         model = context.models.asked_in(body)
         served = served_for(request, model)
-        if prepare is not None:
-            parse = partial(parse, **await prepare(body))
-        if len(body) <= INLINE_BODY_BYTES and not any(name in body for name in COMPILED):
+        found = {} if prepare is None else await prepare(body)
+        parse = partial(parse, **found)
+        if len(body) <= INLINE_BODY_BYTES and not found and not any(name in body for name in COMPILED):
             return parse(body, model.tokenizer, served)
         return await asyncio.to_thread(parse, body, model.tokenizer, served)
 

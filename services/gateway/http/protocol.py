@@ -14,6 +14,7 @@ from services.gateway.settings import GatewaySettings
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024  # beyond it an answer waits for its client; it goes on when a quarter is left
+MAX_SENT_AHEAD = 8  # requests on one connection; with more it is not read until the first of them is answered
 HEADER_LINE_BYTES = 4  # of a header besides its name and value
 
 
@@ -113,6 +114,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_held_bytes = 0
         self._expect_head(False)
         super().on_headers_complete()
+        if 0 < len(self.pipeline) <= MAX_SENT_AHEAD:
+            self.flow.resume_reading()  # by which its client is seen to leave
 
     def on_body(self, body: bytes) -> None:
         self._num_held_bytes = 0

@@ -39,20 +39,21 @@ class Choices:
     async def submit(
         cls, tracker: Tracker[Any], completion: CompletionRequest, sender: Sender, reservation: Reservation
     ) -> Choices:
-        """Raises Refusal, NoExecutorError and BusError; then none of them runs."""
+        """Raises Refusal, RequestError, NoExecutorError and BusError; then none of them runs."""
         requests = completion.choices()
         n = completion.sampling.n
-        shares = reservation.shared(
+        shares = reservation.shares(
             [len(each.prompt_token_ids) if index % n else 0 for index, each in enumerate(requests)]
         )
         generations: list[Generation] = []
         choices = cls(tracker, generations, n)
         try:
-            for request, share in zip(requests, shares, strict=True):
-                generations.append(await tracker.submit(request, sender, share))
+            for index, (request, share) in enumerate(zip(requests, shares, strict=True)):
+                num_together = 0 if index else len(requests)
+                generations.append(await tracker.submit(request, sender, share, num_together))
         except BaseException:
             for share in shares[len(generations) + 1 :]:
-                share.settle(0)
+                share.fail()
             await choices.aclose()
             raise
         return choices
@@ -75,11 +76,13 @@ class Choices:
             await self.tracker.close(generation)
 
     async def finished(self) -> None:
-        """Return at the end of all, or of one that failed."""
-        for generation in self.generations:
-            await generation.finished()
-            if generation.finish_reason is FinishReason.ERROR:
-                return
+        """Return at the end of all, or of the first that failed."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for generation in self.generations:
+                    tasks.create_task(_well_finished(generation))
+        except* _FailedError:
+            pass
 
     async def pieces(self, tokenizer: Tokenizer) -> AsyncGenerator[Piece, None]:
         """Of all choices as they come, one for all the tokens that came since the choice's piece before."""
@@ -101,6 +104,16 @@ class Choices:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+
+
+class _FailedError(Exception):
+    """A generation ended with an error."""
+
+
+async def _well_finished(generation: Generation) -> None:
+    await generation.finished()
+    if generation.finish_reason is FinishReason.ERROR:
+        raise _FailedError
 
 
 async def _pieces_of(generation: Generation, index: int, tokenizer: Tokenizer) -> AsyncGenerator[Piece, None]:

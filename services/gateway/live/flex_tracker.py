@@ -12,6 +12,7 @@ from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NoResponderError
+from shared.openai.errors import RequestError
 from shared.process.tracing import NO_TRACING, Tracing
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.requests import AbortRequests
@@ -57,11 +58,13 @@ class FlexTracker(Tracker[FlexGeneration]):
 
     async def _start(self, generation: FlexGeneration) -> None:
         try:
-            refusal = await self._send(generation)
+            answer = await self._send(generation)
         except NoResponderError as error:
             raise no_room_for_flex("flex_away", "nobody takes them now") from error
-        if refusal:
-            raise no_room_for_flex("flex_requests", refusal)
+        if answer.is_final:
+            raise RequestError(f"{answer.refusal}: send them in several requests, or as a batch", "service_tier")
+        if answer.refusal:
+            raise no_room_for_flex("flex_requests", answer.refusal)
 
     async def _send_again(self, generation: FlexGeneration, until_s: float) -> None:
         """As long as nobody takes it, it is tried again."""
@@ -75,14 +78,21 @@ class FlexTracker(Tracker[FlexGeneration]):
                     raise
                 await asyncio.sleep(RETRY_S)
 
-    async def _send(self, generation: FlexGeneration) -> str:
-        """One more attempt; why it is refused, or an empty text. Raises BusError; it counts as live in any case."""
+    async def _send(self, generation: FlexGeneration) -> FlexAnswer:
+        """One more attempt. Raises BusError; it counts as live in any case."""
         self._live.pop(generation.wire_id, None)
         replaces = generation.wire_id if generation.attempt else ""
         request, sender = generation.next_attempt(self._gateway_id), generation.sender
-        message = FlexSubmit(request, sender.client_id, sender.client_weight, replaces, len(generation.crashes))
+        message = FlexSubmit(
+            request,
+            sender.client_id,
+            sender.client_weight,
+            replaces,
+            len(generation.crashes),
+            generation.num_together,
+        )
         self._hold(generation)
-        return (await self._bus.request(self._of_model.flex, message, FlexAnswer)).refusal
+        return await self._bus.request(self._of_model.flex, message, FlexAnswer)
 
     async def _drop(self, generation: FlexGeneration) -> None:
         await self._bus.publish_or_drop(self._of_model.flex_drop, AbortRequests([generation.wire_id]))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from services.gateway.access.rate_limits import UNLIMITED, Reservation
+from services.gateway.access.rate_limits import UNLIMITED, Share
 from shared.openai.completions.requests import CompletionRequest
 from shared.process.tracing import NO_SPAN, Span
 from shared.protocol.requests import GenerateRequest
@@ -43,7 +43,8 @@ class Generation:
     sender: Sender
     arrival_s: float  # unix time
     started_s: float  # monotonic
-    reservation: Reservation = UNLIMITED
+    share: Share = UNLIMITED  # of what its request may use
+    num_together: int = 1  # choices of its request, told with the first: 0 for the others
     output_token_ids: list[int] = field(default_factory=list)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each token, where they are asked for
     prompt_scores: bytes | None = None  # where they are asked for, from the first token on
@@ -199,11 +200,10 @@ class Generation:
         if self.finish_reason is None:
             self.finish_reason, self.error = finish_reason, error
             if finish_reason is FinishReason.ERROR:
-                self.reservation.settle(0)
+                self.share.fail()
             else:
-                num_output = len(self.output_token_ids)
-                num_used = len(self.request.prompt_token_ids) + num_output
-                self.reservation.settle(num_used, num_output, self.num_cached_tokens)
+                num_prompt, num_output = len(self.request.prompt_token_ids), len(self.output_token_ids)
+                self.share.settle(num_prompt, num_output, self.num_cached_tokens)
             self._changed.set()
             self._trial_over.set()
             self._finished.set()

@@ -68,5 +68,5 @@ class GenerationMetrics:
         if finish_reason in ENDS_WELL and generation.last_token_s is not None:
             self._e2e.record(generation.last_token_s - generation.started_s)
         self._vllm.finished(generation, finish_reason)
-        num_prompt_tokens = len(generation.request.prompt_token_ids) - generation.reservation.num_free
+        num_prompt_tokens = len(generation.request.prompt_token_ids) - generation.share.num_free
         self._keys.generated(generation.sender.key_name, num_prompt_tokens, len(generation.output_token_ids))

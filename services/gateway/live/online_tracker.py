@@ -99,8 +99,10 @@ class OnlineTracker(Tracker[OnlineGeneration]):
         self.room.leave(generation.request_id)
 
     def _end(self, generation: OnlineGeneration, finish_reason: FinishReason, why: str = "") -> None:
-        super()._end(generation, finish_reason, why)
         was_answered = finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if was_answered:  # an embedding has no token by which it would have started
+            self.room.start(generation.request_id, self._clock.monotonic_s())
+        super()._end(generation, finish_reason, why)
         if was_answered and generation.request.sampling.max_tokens:
             self._router.lengths.add(len(generation.output_token_ids))
         self._reporter.ended(generation, was_answered)

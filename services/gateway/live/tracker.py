@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from services.gateway.access.rate_limits import UNLIMITED, Reservation
+from services.gateway.access.rate_limits import UNLIMITED, Share
 from services.gateway.live.generation import Generation, Sender
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.registry import ExecutorRegistry
@@ -92,12 +92,15 @@ class Tracker(ABC, Generic[G]):
                 else:
                     await self._resume(generation)
 
-    async def submit(self, request: CompletionRequest, sender: Sender, reservation: Reservation = UNLIMITED) -> G:
-        """It waits or runs from here on. The caller must ``close`` it; ``reservation`` is settled here. Raises Refusal,
+    async def submit(
+        self, request: CompletionRequest, sender: Sender, share: Share = UNLIMITED, num_together: int = 1
+    ) -> G:
+        """It waits or runs from here on. The caller must ``close`` it; ``share`` is ended here. ``num_together``: with
+        the first of several choices how many there are, 0 with the others. Raises Refusal, RequestError,
         NoExecutorError and BusError."""
         now_s = self._clock.monotonic_s()
         arrival_s = self._clock.unix_s()
-        generation = self.generation_type(uuid.uuid4().hex, request, sender, arrival_s, now_s, reservation)
+        generation = self.generation_type(uuid.uuid4().hex, request, sender, arrival_s, now_s, share, num_together)
         generation.span = self._begin_span(generation)
         try:
             await self._start(generation)

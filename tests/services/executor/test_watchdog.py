@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import signal
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from services.executor.settings import ExecutorSettings
 from services.executor.watchdog import TICK_S, LaunchedStep, Watchdog
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.errors import EngineLostError
+from shared.errors import EngineError, EngineLostError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, Heartbeat
@@ -24,10 +25,12 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.services import ServiceStatus
 from shared.protocol.tokens import StepTokens
-from shared.replica.engine import StepBatch
+from shared.replica.engine import StepBatch, StepResult
+from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
-from tests.services.gateway.gateway_rig import GatewayRig
+from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 from tests.services.gateway.live.test_failover import SLOW, Stream, undisturbed
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.run import in_virtual_time
@@ -105,6 +108,61 @@ async def test_an_engine_that_hangs_is_reported_and_ended_and_its_streams_go_on(
         assert text == await asyncio.to_thread(undisturbed, rig, stream)
         await bus.close()
         os.close(worker)
+
+
+async def test_an_executor_whose_engine_hangs_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    """Its steps have their time; nobody waits for more."""
+    script = tmp_path / "hanging_executor.py"
+    script.write_text(HANGING_EXECUTOR)
+    with GatewayRig(tmp_path) as rig, ThreadPoolExecutor() as pool:
+        rig.start_gateway()
+        rig.start_own_executor(script, *SLOW, "--step-timeout-s", "3")
+        rig.wait_ready()
+        stream = Stream(rig, pool, max_tokens=60)
+        wait_until(lambda: rig.metric("slackwater_executor_steps_total") >= 20, rig.logs)
+        rig.stop("executor-0")
+        assert rig.metric("slackwater_live_requests") == 1
+        rig.start_executor("executor-0", *SLOW)
+        assert await asyncio.to_thread(stream.text) == await asyncio.to_thread(undisturbed, rig, stream)
+
+
+class HangsBehindFailure:
+    """Its first step fails, and that behind it never ends."""
+
+    def __init__(self) -> None:
+        self.spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), takes_steps_ahead=True)
+        self.let_go, self.num_steps = threading.Event(), 0
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        self.num_steps += 1
+        if batch.follows is None:
+            self.let_go.wait(0.2)
+            raise EngineError("bad step")
+        self.let_go.wait()
+        return StepResult({}, 1.0)
+
+    def start_copies(self, copies: SlotOperations) -> None:
+        """There are none."""
+
+
+async def test_a_step_ahead_that_hangs_when_the_one_before_it_has_failed_is_noticed(
+    nats_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    settings = ExecutorSettings(
+        model_path=str(model_folder), engine="sim", step_timeout_s=0.3, strategy=Strategy.of("sarathi++")
+    )
+    own_bus, engine = await Bus.connect(nats_url, "executor-0"), HangsBehindFailure()
+    service = ExecutorService(own_bus, settings, engine, tokenizer, SystemClock())  # type: ignore[arg-type]
+    await service.start()
+    running = asyncio.create_task(service.run())
+    request = GenerateRequest("on", Kind.ONLINE, list(range(20)), SamplingParams(20), 0.0, "gateway")
+    await own_bus.publish(subjects.inbox("executor-0"), request)
+    with pytest.raises(EngineLostError, match="the engine hangs: step 1"):
+        await asyncio.wait_for(running, 20)
+    assert engine.num_steps == 2
+    await service.stop()
+    engine.let_go.set()
+    await own_bus.close()
 
 
 @pytest.mark.parametrize("is_predicted", [True, False])

@@ -1,7 +1,8 @@
 """Flex requests beside batches in one pool: who is refused, whose turn it is, and what is forgotten when."""
 
-from services.offline_queue.flex_desk import NEWCOMER_SHARE, SILENCE_S, WINDOW_S, FlexDesk
-from shared.protocol.flex import FlexHeld, FlexSubmit, flex_batch
+from services.offline_queue.flex_desk import NEWCOMER_SHARE, WINDOW_S, FlexDesk
+from services.offline_queue.hearing import Hearing
+from shared.protocol.flex import HOLD_PERIOD_S, FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.offline import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
@@ -23,7 +24,15 @@ class Rig:
         self.discarded: list[tuple[str, list[str]]] = []
         order = FairShare(FcfsOrder(), self.share_of, slack_tokens=1)
         self.pool = OfflinePool(order, lambda: None, lambda *held: self.discarded.append(held))
-        self.desk = FlexDesk(self.pool, self.clock, max_requests, serves_offline)
+        self.bus_answers = True
+        hearing = Hearing(lambda: self.bus_answers, self.clock)
+        self.desk = FlexDesk(self.pool, self.clock, hearing, max_requests, serves_offline)
+
+    def wait(self, num_looks: int) -> None:
+        """So many looks at who is silent, 2 seconds apart."""
+        for _ in range(num_looks):
+            self.clock.now_s += HOLD_PERIOD_S
+            self.desk.drop_silent()
 
     def share_of(self, batch_id: str) -> Share:
         return self.desk.share_of(batch_id) or Share("batcher")
@@ -111,14 +120,29 @@ def test_requests_of_a_gateway_that_is_silent_are_dropped() -> None:
     rig.submit("x")
     rig.pool.take("flex-a.x-1", "executor-0")
     rig.submit("y")
-    rig.clock.now_s += SILENCE_S
-    rig.desk.drop_silent()
+    rig.wait(3)
     assert len(rig.desk) == 2
     rig.clock.now_s += 0.1
     rig.desk.drop_silent()
     assert (len(rig.desk), len(rig.pool)) == (0, 0)
     assert rig.discarded == [("executor-0", ["flex-a.x-1"])]
     assert rig.desk.share_of("flex-a") is None
+
+
+def test_a_gateway_is_not_silent_for_what_nobody_could_hear() -> None:
+    """The bus was away; then the offline-queue stood still. Each time a gateway has its whole time again."""
+    rig = Rig()
+    rig.submit("x")
+    rig.wait(1)
+    rig.bus_answers = False
+    rig.wait(10)
+    rig.bus_answers = True
+    rig.wait(3)
+    rig.clock.now_s += 100.0
+    rig.wait(3)
+    assert len(rig.desk) == 1
+    rig.wait(2)
+    assert len(rig.desk) == 0
 
 
 def test_clients_take_turns_with_each_other_and_with_batches() -> None:

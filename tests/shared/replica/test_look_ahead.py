@@ -223,8 +223,8 @@ def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, seed: int
 def test_a_step_falls_with_the_one_that_it_follows(tokenizer: Tokenizer, seed: int) -> None:
     """Which failed, was interrupted, or gave some requests no token: nothing of theirs is in any output."""
     rng = random.Random(seed)
-    requests = [make_request(f"{seed}-{n}", rng) for n in range(50)]
-    engine = FollowingEngine(SPEC, fail=0.05, fail_row=0.01, interrupt=0.2, seed=seed)
+    requests = [make_request(f"{seed}-{n}", rng) for n in range(60)]
+    engine = FollowingEngine(SPEC, fail=0.1, fail_row=0.01, interrupt=0.2, seed=seed)
     rig = Overlapped(tokenizer, rng, engine)
     run_at_random(rig, requests)
     ended = {key: each for key, each in rig.outcomes.items() if each[1] is not FinishReason.ERROR}
@@ -332,6 +332,22 @@ def test_a_prompt_finds_what_the_step_that_runs_computes(tokenizer: Tokenizer) -
             assert rig.running is not None and [each.num_computed_tokens for each in rig.running.sequences] == [0]
         rig.drain()
         assert rig.outcomes == alone(tokenizer, [online("a", prompt=50), online("b", prompt=50)])
+
+
+def test_nobody_who_comes_is_given_blocks_that_are_yet_to_be_written(tokenizer: Tokenizer) -> None:
+    """A step ahead would find them, and was taken back; the step that was to write them is interrupted."""
+    rig = make_rig(tokenizer)
+    rig.replica.submit(online("a", prompt=50))
+    rig.begin()
+    assert rig.replica.handovers.can_reserve
+    rig.look_ahead()
+    assert not rig.replica.handovers.can_reserve
+    rig.take_back()
+    assert not rig.replica.handovers.can_reserve
+    rig.running = None
+    rig.replica.retract()
+    assert rig.replica.handovers.can_reserve
+    rig.drain()
 
 
 @pytest.mark.parametrize(

@@ -325,6 +325,25 @@ def test_of_a_failed_batch_only_the_culprit_ends(tokenizer: Tokenizer, num_block
     assert engine.num_failures < len(innocents), "not one by one"
 
 
+def test_online_requests_go_on_beside_the_long_prompt_of_a_suspect(tokenizer: Tokenizer) -> None:
+    """Every other step is theirs, also of one that comes later; and the prompt is computed to its end."""
+    replica, engine = make_replica(tokenizer, num_blocks=256, tokens=24)
+    replica.submit(make_request("runs", 20, 400, ignore_eos=True))
+    replica.submit(make_request("long", 480, 4, Kind.OFFLINE, ignore_eos=True))
+    for _ in range(3):
+        run(replica, engine)
+    assert len(replica.begin(replica.schedule(None, ANY, MODEL), 0).sequences) == 2
+    replica.fail("bad step")
+    replica.submit(make_request("comes", 20, 400, ignore_eos=True))
+    num_silent = {"runs": 0, "comes": 0}
+    while (long := replica.table.get("long")) is not None and long.num_tokens == 480:
+        outputs = replica.finish(engine.execute(replica.begin(replica.schedule(None, ANY, MODEL), 0)))
+        heard = [output.request_id for _, output in outputs]
+        num_silent = {name: 0 if name in heard else count + 1 for name, count in num_silent.items()}
+        assert max(num_silent.values()) <= 3
+    assert replica.totals.online_tokens > 20
+
+
 @pytest.mark.parametrize("num_requests", [1, 8])
 def test_failures_that_are_not_in_a_row_end_nothing(tokenizer: Tokenizer, num_requests: int) -> None:
     replica, _ = make_replica(tokenizer)

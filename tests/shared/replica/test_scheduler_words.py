@@ -211,3 +211,14 @@ def test_what_planning_takes_is_told() -> None:
         assert stats.plan_ms_mean == pytest.approx(stats.plan_ms_max)
         if number == 4:
             break
+
+
+def test_of_online_requests_whose_end_was_not_heard_nothing_is_kept() -> None:
+    """Of many that the executor never had, or whose end was in a message that was lost."""
+    scheduler = make_scheduler(make_pool("fcfs", []))
+    scheduler.on_inbox(online("kept"))
+    for number in range(300):
+        scheduler.on_inbox(online(f"lost-{number}"))
+        scheduler.on_step(replace(IDLE, states=[held("kept", Kind.ONLINE)]))
+    assert sum(bool(scheduler.hashes_of(f"lost-{number}")) for number in range(300)) < 100
+    assert len(scheduler.hashes_of("kept")) == 1

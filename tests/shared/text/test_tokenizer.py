@@ -1,6 +1,8 @@
 """Tokenizing as transformers does, and streams of text that always join to the decoded whole."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,16 @@ def stream(
         pieces.append(detokenizer.push(token_ids[start : start + length]))
         start, turn = start + length, turn + 1
     return [*pieces, detokenizer.finish()]
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+    text, num_turns = "The quick brown fox jumps over the lazy dog. " * 20_000, 0
+    encoding = threading.Thread(target=BYTE_LEVEL.encode, args=(text,))
+    encoding.start()
+    while encoding.is_alive():
+        num_turns += 1
+        time.sleep(0.001)
+    assert num_turns > 10
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)

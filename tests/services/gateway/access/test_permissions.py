@@ -109,7 +109,11 @@ async def test_a_key_calls_what_it_permits_and_nothing_else(rig: GatewayRig) -> 
         batch["input_file_id"] = uploader.post("/v1/files", data={"purpose": "batch"}, files=UPLOAD).json()["id"]
         refused = client.post("/v1/batches", json=batch)
         assert refused.status_code == 403 and refused.json()["error"]["param"] == "endpoint"
-        assert client.post("/v1/batches", json=batch | {"endpoint": "/v1/completions"}).status_code == 200
+        made = client.post("/v1/batches", json=batch | {"endpoint": "/v1/completions"})
+        assert made.status_code == 200
+        refused = client.delete(f"/v1/batches/{made.json()['id']}", params={"files": "true"})
+        assert (refused.status_code, code_of(refused)) == (403, "insufficient_permissions")
+        assert uploader.get(f"/v1/files/{batch['input_file_id']}").status_code == 200
     with closing(openai.OpenAI(base_url=f"{rig.url}/v1", api_key=ADMIN_KEY)) as admin:
         assert admin.models.list().data
     assert rig.metric("slackwater_refused_requests_total", reason="permission") >= 6

@@ -138,6 +138,18 @@ async def test_open_batches_are_bounded_and_a_repetition_is_none_more(rig: Gatew
         assert create(client, file_id, "c").status_code == 200
 
 
+async def test_repetitions_that_come_at_once_are_one_batch(rig: GatewayRig, bus: Bus) -> None:
+    with closing(await client_of(rig, "hasty", max_open_batches=1)) as client:
+        file_id = upload(client).json()["id"]
+        for number in range(5):
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                answers = list(threads.map(lambda key: create(client, file_id, key), [f"key-{number}"] * AT_ONCE))
+            assert [each.status_code for each in answers] == [200] * AT_ONCE
+            (batch_id,) = {each.json()["id"] for each in answers}
+            assert create(client, file_id, "another").status_code == 429
+            await edit(bus, batch_id, status="cancelled")
+
+
 async def test_tokens_that_are_queued_are_bounded(rig: GatewayRig, bus: Bus) -> None:
     with closing(await client_of(rig, "tokens", max_queued_tokens=1000)) as client:
         file_id = upload(client).json()["id"]

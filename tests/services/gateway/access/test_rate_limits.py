@@ -51,19 +51,19 @@ def test_a_bucket_says_when_so_much_is_there() -> None:
 
 def test_what_was_not_used_is_there_again() -> None:
     limits = RateLimits(None, 1000, 0.0)
-    reservation = limits.reserve_tokens(900, 0.0)
+    (share,) = limits.reserve_tokens(900, 0.0).shares([0])
     with pytest.raises(Refusal) as refused:
         limits.reserve_tokens(200, 0.0)
     assert (refused.value.status, refused.value.reason, refused.value.type) == (429, "rate_limit_tokens", "tokens")
     assert refused.value.headers["Retry-After"] == "6"
-    reservation.settle(100)
+    share.settle(60, 40)
     assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "900"
     limits.reserve_tokens(900, 0.0)
 
 
 def test_what_was_used_beyond_the_reservation_is_owed() -> None:
     limits = RateLimits(None, 60, 0.0)
-    limits.reserve_tokens(5000, 0.0).settle(180)
+    limits.reserve_tokens(5000, 0.0).shares([0])[0].settle(100, 80)
     assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "0"
     with pytest.raises(Refusal) as refused:
         limits.reserve_tokens(1, 0.0)
@@ -73,22 +73,28 @@ def test_what_was_used_beyond_the_reservation_is_owed() -> None:
 
 def test_choices_pay_for_their_prompt_once() -> None:
     limits = RateLimits(None, 1000, 0.0)
-    first, *others = limits.reserve_tokens(100 + 3 * 200, 0.0).shared([0, 100, 100])
-    assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "300"
-    first.settle(100 + 50)
+    first, *others = limits.reserve_tokens(100 + 3 * 200, 0.0).shares([0, 100, 100])
+    first.settle(100, 50)
     for other in others:
-        other.settle(100 + 50)
+        assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "300", "until all have ended"
+        other.settle(100, 50)
     assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "750"
-    for share in limits.reserve_tokens(700, 0.0).shared([0, 100, 100, 100]):
-        share.settle(0)
-    assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "750", "failed ones cost nothing"
+
+
+def test_one_choice_that_fails_makes_all_of_them_cost_nothing() -> None:
+    limits = RateLimits(None, 1000, 0.0)
+    one, failed, other = limits.reserve_tokens(700, 0.0).shares([0, 100, 100])
+    one.settle(100, 50)
+    failed.fail()
+    other.settle(100, 50)
+    assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "1000"
 
 
 def test_a_key_without_limits_is_never_refused_and_told_nothing() -> None:
     limits = RateLimits(None, None, 0.0)
     for _ in range(1000):
         limits.take_request(0.0)
-        limits.reserve_tokens(10**6, 0.0).settle(10**6)
+        limits.reserve_tokens(10**6, 0.0).shares([0])[0].settle(10**6)
     assert limits.headers(0.0) == {}
 
 

@@ -63,7 +63,7 @@ def test_who_names_no_host_is_no_browser(rig: GatewayRig) -> None:
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("origin", [PAGE, "null", "http://localhost:1"])
+@pytest.mark.parametrize("origin", [PAGE, "null", "http://localhost:1", "http://["])
 def test_pages_from_elsewhere_are_refused(rig: GatewayRig, origin: str) -> None:
     refused = rig.metric("slackwater_refused_requests_total", reason="origin")
     answer = complete(rig, Origin=origin)

@@ -110,6 +110,18 @@ def test_beyond_the_limit_the_client_is_told_to_come_back(rig: GatewayRig) -> No
     wait_until(lambda: chat(rig, service_tier="flex", max_tokens=2) is not None, "the place stays taken")
 
 
+def test_choices_are_taken_together_or_not_at_all(rig: GatewayRig) -> None:
+    """The limit is two, and twice of it for a client that has nothing here."""
+    finished = num_finished(rig)
+    answer = chat(rig, service_tier="flex", n=4, max_tokens=2)
+    assert answer is not None and len(answer.choices) == 4
+    assert num_finished(rig) == finished + 4
+    with pytest.raises(openai.BadRequestError, match="5 choices are more than can be under way, 4") as refused:
+        chat(rig, service_tier="flex", n=5, max_tokens=2)
+    assert refused.value.param == "service_tier"
+    assert num_finished(rig) == finished + 4 and rig.metric("slackwater_flex_requests") == 0
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request_on_the_executor(rig: GatewayRig, stream: bool) -> None:
     aborted = num_aborted(rig)

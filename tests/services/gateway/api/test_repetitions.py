@@ -141,6 +141,16 @@ def test_a_key_stands_for_one_batch_of_its_client(rig: GatewayRig) -> None:
     assert len({made.id, create(another, input_file, extra_headers=KEY).id, create(rig.openai, input_file).id}) == 3
 
 
+def test_a_repetition_is_answered_though_no_such_batch_could_be_made_any_more(rig: GatewayRig) -> None:
+    rig.start_gateway()
+    input_file = upload(rig)
+    made = create(rig.openai, input_file, extra_headers=KEY)
+    rig.openai.files.delete(input_file)
+    assert create(rig.openai, input_file, extra_headers=KEY).id == made.id
+    with pytest.raises(openai.NotFoundError):
+        create(rig.openai, input_file)
+
+
 def record(**fields: Any) -> BatchRecord:
     common = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h"}
     return BatchRecord(id="batch_1", created_at=1, expires_at=2, status="validating", **common, **fields)

@@ -118,11 +118,16 @@ def test_answers_that_are_never_fetched_go_with_their_connection(rig: GatewayRig
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_sends_requests_ahead_and_leaves_ends_the_one_that_runs(rig: GatewayRig, stream: bool) -> None:
+@pytest.mark.parametrize("num_later", [0, 2])
+def test_who_sends_requests_ahead_and_leaves_ends_the_one_that_runs(
+    rig: GatewayRig, stream: bool, num_later: int
+) -> None:
+    """``num_later``: of the three, so many are sent when the first one runs."""
     finished = rig.metric("slackwater_finished_requests_total", reason="length")
     with connect(rig) as client:
-        client.sendall(request_bytes(MAX_TOKENS, stream) * 3)
+        client.sendall(request_bytes(MAX_TOKENS, stream) * (3 - num_later))
         wait_until(lambda: rig.metric("slackwater_live_requests") == 1, "it does not run")
+        client.sendall(request_bytes(MAX_TOKENS, stream) * num_later)
     wait_until(lambda: rig.metric("slackwater_live_requests") == 0, "it is still live")
     assert rig.metric("slackwater_finished_requests_total", reason="length") == finished
     wait_until(lambda: rig.metric("slackwater_executor_online_running") == 0, "it runs on")

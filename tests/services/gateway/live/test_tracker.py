@@ -11,8 +11,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.access.rate_limits import UNLIMITED, RateLimits, Reservation
+from services.gateway.access.rate_limits import UNLIMITED, RateLimits, Share
+from services.gateway.access.waiting_room import WINDOW_S
 from services.gateway.http.tally import KeyTally
+from services.gateway.live.choices import Choices
 from services.gateway.live.generation import TRIAL_TOKENS, OnlineGeneration, Sender
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_tracker import MAX_MISSED, OnlineTracker
@@ -147,10 +149,8 @@ class Front:
             while not condition():  # noqa: ASYNC110 (it changes in several places)
                 await asyncio.sleep(0.005)
 
-    async def submit(
-        self, request: CompletionRequest = REQUEST, reservation: Reservation = UNLIMITED
-    ) -> OnlineGeneration:
-        return await asyncio.wait_for(self.tracker.submit(request, Sender("client"), reservation), 10)
+    async def submit(self, request: CompletionRequest = REQUEST, share: Share = UNLIMITED) -> OnlineGeneration:
+        return await asyncio.wait_for(self.tracker.submit(request, Sender("client"), share), 10)
 
 
 @contextmanager
@@ -397,11 +397,37 @@ async def test_a_failed_request_costs_no_tokens(
     front: Front, peer: Peer, finish_reason: FinishReason, left: int
 ) -> None:
     limits = RateLimits(None, 100, 0.0)
-    generation = await front.submit(reservation=limits.reserve_tokens(11, 0.0))
+    generation = await front.submit(share=limits.reserve_tokens(11, 0.0).shares([0])[0])
     request = await peer.next_request()
     await peer.send(request.request_id, [5, 6], finish_reason)
     await generation.finished()
     assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == str(left)
+
+
+async def test_a_choice_that_fails_ends_its_request_which_costs_nothing(front: Front, peer: Peer) -> None:
+    limits = RateLimits(None, 100, 0.0)
+    completion = replace(REQUEST, sampling=replace(REQUEST.sampling, n=3))
+    choices = await Choices.submit(front.tracker, completion, Sender("client"), limits.reserve_tokens(60, 0.0))
+    first, second, _ = [await peer.next_request() for _ in range(3)]
+    await peer.send(first.request_id, [5, 6], FinishReason.STOP)
+    await peer.send(second.request_id, [5], FinishReason.ERROR, error="out of luck")
+    await asyncio.wait_for(choices.finished(), 10)
+    assert choices.generations[2].finish_reason is None, "the third runs on until the choices are closed"
+    await choices.aclose()
+    assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "100"
+
+
+async def test_who_is_answered_without_a_token_has_been_served(front: Front, peer: Peer) -> None:
+    """As embeddings are. Somebody waits all the time, so that what is served tells for how long."""
+    waiting = await front.submit()
+    begun_s, sent = waiting.started_s, await peer.next_request()
+    for _ in range(3):
+        following = await front.submit()
+        sent_next = await peer.next_request()
+        await peer.send(sent.request_id, [], FinishReason.LENGTH)
+        await asyncio.wait_for(waiting.finished(), 10)
+        sent, waiting = sent_next, following
+    assert front.tracker.room.expected_wait_s(begun_s + WINDOW_S) == pytest.approx(WINDOW_S / 3)
 
 
 @pytest.mark.parametrize("stream", [False, True])
