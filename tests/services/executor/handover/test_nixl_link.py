@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from services.executor.handover import nixl_link
 from services.executor.handover.nixl_link import NixlLink
 from shared.errors import LinkError
 from shared.protocol.handover import KVAddress, Place
@@ -143,6 +144,28 @@ async def test_closed_while_a_stopped_peer_is_waited_for(memory: Memory, transpo
             await again.connect(later)
             await again.close()
     assert not memory.parts[0].any()
+
+
+@pytest.mark.parametrize("transports", ["tcp"], indirect=True)
+async def test_of_a_peer_that_does_not_answer_nothing_stays(
+    memory: Memory, transports: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its read is over, which until then is waited for by no other."""
+    link = NixlLink(Place("reader", "epoch"), memory.regions)
+    with other_process("silent", NUM_BLOCKS) as (process, address):
+        stand_still(process.pid)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(nixl_link, "CONNECT_S", 0.3)
+            with pytest.raises(LinkError, match="does not answer"):
+                await link.connect(address)
+        with pytest.raises(LinkError, match="an earlier connection is not over"):
+            await link.connect(address)
+        os.kill(process.pid, signal.SIGCONT)
+        await asyncio.wait_for(until(lambda: not link._leaving and not link._reads), 60)
+        await link.connect(address)
+        await link.read(address.place, [(1, 2)])
+    assert (memory.parts[0][2] == expected(0, 1)).all()
+    await link.close()
 
 
 async def test_other_layouts_and_other_links_are_refused(link: NixlLink, others: Others) -> None:
