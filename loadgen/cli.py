@@ -14,7 +14,7 @@ from rich.console import Console
 
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import LoadgenError, WorkloadError
-from loadgen.options import OfflineOptions, ReportOptions, WorkloadOptions
+from loadgen.options import STANDARD_OUTPUT, OfflineOptions, ReportOptions, WorkloadOptions
 from loadgen.progress import progress_on
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report.report import Report
@@ -27,7 +27,6 @@ from shared.settings.command_options import with_option_groups
 
 EXIT_NOTHING_DONE = 1
 EXIT_BAD_INPUT = 2
-STANDARD_OUTPUT = "-"
 
 
 @with_option_groups
@@ -78,7 +77,7 @@ def errors_as_lines(console: Console) -> Iterator[None]:
 async def run_replay(
     plan: ReplayPlan, url: str, timeout_s: float, console: Console, shown: bool
 ) -> tuple[Report | None, signal.Signals | None]:
-    """Run to the end or to SIGINT or SIGTERM. Returns the report, partial when stopped (None when stopped before
+    """Run to the end or to a signal that stops it. Returns the report, partial when stopped (None when stopped before
     anything ran), and the signal that stopped it. A second signal ends the process at once."""
     raise_file_limit()
     async with OpenAIClient(url, timeout_s, client_key(os.environ)) as client:

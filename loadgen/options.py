@@ -1,6 +1,7 @@
 """Options that several commands share, as dataclasses: each field becomes an option of the command."""
 
 import enum
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,26 @@ from loadgen.workload.backlog import load_backlog
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace
 
+STANDARD_OUTPUT = "-"
+
+
+def _writable(value: str | None) -> str | None:
+    """Before anything runs for hours. Raises BadParameter."""
+    if value is None or value == STANDARD_OUTPUT:
+        return value
+    file = Path(value).resolve()
+    if not file.parent.is_dir():
+        raise typer.BadParameter(f"cannot write {value}: there is no folder {file.parent}")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise typer.BadParameter(f"cannot write {value}: it is a folder, or may not be written")
+    return value
+
+
 JsonFileOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE|-", help="Write the report as JSON; - is stdout, no table.")
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE|-", callback=_writable, help="Write the report as JSON; - is stdout, no table."
+    ),
 ]
 ProgressOption = Annotated[bool | None, typer.Option(help="Bars on stderr; default on a terminal.")]
 

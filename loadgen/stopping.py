@@ -1,21 +1,26 @@
-"""Work that Ctrl-C and TERM end in order."""
+"""Work that Ctrl-C, TERM and a terminal that is closed end in order."""
 
 import asyncio
 import signal
 from collections.abc import Awaitable
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+def stopping_signals() -> list[signal.Signals]:
+    """A hang-up too, unless it is ignored, as under nohup."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
 
 
 async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
-    """To the end, or cancelled by SIGINT or SIGTERM, which is returned. A second signal ends the process at once."""
+    """To the end, or cancelled by one of the signals, which is returned. A second signal ends the process at once."""
     running = asyncio.current_task()
     assert running is not None
     loop = asyncio.get_running_loop()
     stopped_by: signal.Signals | None = None
+    signals = stopping_signals()
 
     def forget() -> None:
-        for each in SIGNALS:
+        for each in signals:
             loop.remove_signal_handler(each)
 
     def stop(number: signal.Signals) -> None:
@@ -24,7 +29,7 @@ async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
         forget()
         running.cancel()
 
-    for each in SIGNALS:
+    for each in signals:
         loop.add_signal_handler(each, stop, each)
     try:
         await work

@@ -219,7 +219,7 @@ def main(
     keep_freed_memory()
     torch.set_num_threads(THREADS)
     with torch.inference_mode(), ThreadPoolExecutor(1) as helper:
-        loaded = LoadedModel.load(model_folder(model), CPU, "float32")
+        loaded = LoadedModel.load(model_folder(model), CPU, "float32", max_model_len=context + chunk)
         step = mixed_step(loaded, decodes, context, chunk, helper)
         yield (
             f"torch {torch.__version__}, {cpu_count()} cores, {THREADS} threads, float32: a chunk of {chunk} beside "

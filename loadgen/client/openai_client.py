@@ -17,6 +17,7 @@ import msgspec
 from loadgen.client.records import RequestRecord
 from loadgen.client.sse import Chunk, EventParser
 from loadgen.errors import ServerError
+from shared.server_url import root_url
 
 CONTROL_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 600.0
@@ -54,7 +55,7 @@ class OpenAIClient:
     """Connections to one server, as many as there are requests under way."""
 
     def __init__(self, url: str, timeout_s: float, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = root_url(url)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=None)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._headers = headers | {"Content-Type": "application/json"}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -107,7 +107,10 @@ def _instant_s(stamp: str) -> float:
     whole, dot, rest = stamp.partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))] if dot else ""
     try:
+        if "\0" in stamp:
+            raise ValueError("datetime takes a NUL for the end, or for the space before the hour")
         instant = datetime.fromisoformat(whole + rest[len(digits) :])
     except ValueError as error:
         raise ValueError(f"TIMESTAMP {stamp!r} is not a time") from error
-    return (instant - datetime(2000, 1, 1, tzinfo=instant.tzinfo)).total_seconds() + float(f"0.{digits or 0}")
+    origin = datetime(2000, 1, 1, tzinfo=instant.tzinfo and UTC)
+    return (instant - origin).total_seconds() + float(f"0.{digits or 0}")

@@ -1,4 +1,5 @@
-"""The shape of the command line: named errors become exit status 1, and a command is imported when it is used."""
+"""The shape of the command line: named errors become exit status 1, or 2 where the configuration is at fault, and a
+command is imported when it is used."""
 
 import math
 import sys
@@ -11,9 +12,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from shared.errors import SlackwaterError
+from shared.errors import ConfigError, SlackwaterError
 
-FAILURE = 1
+FAILURE, MISUSE = 1, 2
 
 
 class CommandGroup(TyperGroup):
@@ -32,7 +33,7 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except SlackwaterError as error:
             print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(FAILURE) from error
+            raise typer.Exit(MISUSE if isinstance(error, ConfigError) else FAILURE) from error
 
 
 class DeferredCommand(TyperCommand):

@@ -9,6 +9,7 @@ from typing import cast
 
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.budgets import SloBudgets
+from services.profiler.slo.holds import LiveHolds
 from services.profiler.sweep.load_watch import LoadWatch
 from services.profiler.sweep.progress import SweepProgress, SweepState
 from services.profiler.sweep.sweep import (
@@ -73,6 +74,7 @@ class Profiler(Service):
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_executors())
             group.create_task(self._slo_budgets.run())
+            group.create_task(LiveHolds(self._bus).run())
             while True:
                 info = await self._registered.get()
                 try:

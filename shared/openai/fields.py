@@ -15,6 +15,7 @@ DEFAULT = "default"
 AskedTier = Literal["auto", "default", "flex", "priority"]
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$(?!\n)"  # of a function or a schema; in Python alone $ is also before a last newline
+MAX_ITEMS = 50_000  # of all lists of a schema together
 MAX_DEPTH = 100  # of a schema, and of a call's arguments
 MAX_SHOWN_NAME = 64  # characters
 
@@ -136,6 +137,22 @@ def check_field(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
     allowed = " or ".join(msgspec.json.encode(good).decode() for good in accepted)
     hint = f"leave it out or set it to {allowed}"
     raise RequestError(f"{name} is not supported with this value; {hint}", name, "unsupported_value")
+
+
+def check_items(name: str, *schemas: Any) -> None:
+    """How many items its lists may have together: a grammar has a rule for each, and memory with them. Raises
+    RequestError."""
+    num_items, left = 0.0, list(schemas)
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            bounds = [value.get(bound) for bound in ("minItems", "maxItems")]
+            num_items += max((each for each in bounds if isinstance(each, int | float)), default=0)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    if num_items > MAX_ITEMS:
+        raise RequestError(f"{name}: minItems and maxItems come to more than {MAX_ITEMS} in all", name)
 
 
 def check_depth(name: str, value: Any, levels: int = MAX_DEPTH) -> None:

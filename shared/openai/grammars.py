@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from shared.errors import ModelError
 from shared.openai.errors import RequestError
-from shared.openai.fields import NAME, check_depth
+from shared.openai.fields import NAME, check_depth, check_items
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FunctionDefinition, Tool
 from shared.text.tokenizer import Tokenizer
@@ -53,6 +53,7 @@ def schema_grammar(schema: dict[str, Any], tokenizer: Tokenizer, param: str) -> 
     from llguidance import LLMatcher  # late: most processes never see a schema
 
     check_depth(param, schema)
+    check_items(param, schema)
     text = encoded(schema, f"{param}: the schema is", param)
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(text, overrides=STYLE)
@@ -74,7 +75,10 @@ def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer:
     calls = []
     for place, each in enumerate(functions):
         is_held_to = is_demanded or bool(each.strict)
+        if is_held_to and (each.parameters or ANY_OBJECT).get("type", "object") != "object":
+            raise RequestError(f"the parameters of {each.name} are no object: arguments always are", "tools")
         calls.append(_call_schema(each, key, f"#/anyOf/{place}/properties/{key}", is_held_to))
+    check_items("tools", calls)
     schema = encoded({"anyOf": calls, "x-guidance": STYLE}, "the tools' parameters are", "tools")
     grammar = f"{_FRAMES[use.format](use, tokenizer, is_demanded)}value: %json {schema}\n"
     if problem := problem_of(grammar, tokenizer):
@@ -132,7 +136,7 @@ _FRAMES = {ToolFormat.HERMES: _hermes, ToolFormat.LLAMA: _llama, ToolFormat.MIST
 
 def _call_schema(function: FunctionDefinition, key: str, place: str, is_held_to: bool) -> dict[str, Any]:
     """``place``: where the parameters are in the whole schema, for references within them."""
-    parameters = _moved(function.parameters or ANY_OBJECT, place) if is_held_to else ANY_OBJECT
+    parameters = _moved(ANY_OBJECT | (function.parameters or {}), place) if is_held_to else ANY_OBJECT
     return {
         "type": "object",
         "properties": {"name": {"const": function.name}, key: parameters},

@@ -1,5 +1,7 @@
 """Latency budgets on the bus, and how a stack keeps its SLOs with them."""
 
+from __future__ import annotations
+
 import enum
 
 import msgspec
@@ -22,13 +24,15 @@ class BudgetSource(enum.StrEnum):
 class BudgetRecord(msgspec.Struct, frozen=True):
     """The latency budget of one step. ``idle_budget_ms``: while no online request is held, where it is more; 0 is as
     ``Strategy.idle_budget_ms``. ``tolerance``: in its place, the share of the time that online tokens take alone by
-    which offline work may make them come later."""
+    which offline work may make them come later. ``before``: while a live search has it to itself, what the stack has
+    again after it."""
 
     profile_key: ProfileKey
     latency_budget_ms: Amount
     source: BudgetSource
     idle_budget_ms: Amount = 0.0
     tolerance: Amount | None = None
+    before: BudgetRecord | None = None
 
 
 class SloState(enum.StrEnum):

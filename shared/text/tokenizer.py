@@ -16,7 +16,7 @@ from shared.text.detokenizer import IncrementalDetokenizer
 from shared.text.model_folder import ModelFacts, read_json
 from shared.text.thinking import thinking_marks_of
 from shared.text.token_bytes import TokenBytes
-from shared.text.tool_format import BEGINS, tool_format_of
+from shared.text.tool_format import BEGINS, HERMES_END, ToolFormat, tool_format_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -51,6 +51,8 @@ class Tokenizer:
         mark = None if self.tool_format is None else BEGINS[self.tool_format]
         special = {added[token_id].content: token_id for token_id in self._special_ids}
         self.call_token_id = None if mark is None else special.get(mark)  # where the mark of calls is a special token
+        marks = (mark, HERMES_END) if self.tool_format is ToolFormat.HERMES else (mark,)
+        self._call_ids = frozenset(special[each] for each in marks if each in special)
         self._bytes = TokenBytes(backend)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -133,9 +135,9 @@ class Tokenizer:
         min_tokens: int = 0,
         includes_stop: bool = False,
     ) -> IncrementalDetokenizer:
-        """For one stream of tokens, ended by the first ``stop`` string. ``shows_calls``: with the mark of calls;
+        """For one stream of tokens, ended by the first ``stop`` string. ``shows_calls``: with the marks of calls;
         ``shows_special``: with the names of all special tokens."""
-        hidden_ids = self._special_ids - {self.call_token_id} if shows_calls else self._special_ids
+        hidden_ids = self._special_ids - self._call_ids if shows_calls else self._special_ids
         shown = frozenset[int]() if shows_special else hidden_ids
         return IncrementalDetokenizer(self._backend, shown, stop, min_tokens, includes_stop)
 

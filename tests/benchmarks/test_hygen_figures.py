@@ -44,19 +44,20 @@ def test_a_figure_is_a_table_and_a_picture(name: str, lab: TraceLab, tmp_path: P
 def test_what_is_found_keeps_its_slo_and_a_looser_slo_gives_no_smaller_value(setting: Setting, lab: TraceLab) -> None:
     bench = lab.bench(setting)
     for metric in METRICS:
-        strict, loose = (bench.largest(HYGEN, [metric.slo(tolerance)]) for tolerance in (0.1, 0.5))
-        assert metric.ratio(bench, strict.measured) <= 1.1
+        strict, loose = (bench.largest(HYGEN, [metric.slo(tolerance)]) for tolerance in (0.2, 0.5))
+        assert strict.value is not None and loose.value is not None
+        assert metric.ratio(bench, strict.measured) <= 1.2
         assert metric.ratio(bench, loose.measured) <= 1.5
         assert metric.ratio(bench, bench.largest(STAR, [metric.slo(0.1)]).measured) <= 1.1
-        assert (strict.value or 0) <= (loose.value or 0)
+        assert strict.value <= loose.value
 
 
 def test_two_slos_are_bounded_by_the_tighter(lab: TraceLab) -> None:
     bench = lab.bench(LLAMA)
-    both = bench.largest(HYGEN, [MEAN_TBT.slo(0.5), P99_TTFT.slo(0.02)])
-    assert (both.value or 0) <= min(
-        bench.largest(HYGEN, [slo]).value or 0 for slo in (MEAN_TBT.slo(0.5), P99_TTFT.slo(0.02))
-    )
+    slos = [MEAN_TBT.slo(0.5), P99_TTFT.slo(0.5)]
+    both, loose, tight = (bench.largest(HYGEN, each).value for each in (slos, slos[:1], slos[1:]))
+    assert both is not None and loose is not None and tight is not None
+    assert both <= tight < loose
 
 
 def test_an_slo_that_nothing_keeps_lets_no_offline_work_in(lab: TraceLab) -> None:

@@ -22,6 +22,7 @@ from services.executor.prepare_model import DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
 from services.local.cli import app
+from services.local.stack.catalogue import tables
 from services.local.stack.service_commands import MAX_PAYLOAD, SYNC_INTERVAL
 from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
@@ -115,6 +116,13 @@ def test_every_module_that_a_container_runs_exists(role: str) -> None:
     scripts = project["project"]["scripts"]
     if role == "loadgen":
         assert json.loads(instructions(role, "ENTRYPOINT")[0]) == ["slackwater"] and "slackwater" in scripts
+
+
+def test_all_of_a_strategy_and_the_slos_come_from_the_environment() -> None:
+    strategy = {f"SLACKWATER_{setting.name.upper()}" for setting in tables()["strategy"]}
+    for role in ("executor", "offline-queue"):
+        assert strategy <= set(services[role]["environment"])
+    assert all("SLACKWATER_SLO" in services[role]["environment"] for role in ("profiler", "gateway"))
 
 
 @pytest.mark.parametrize("role", sorted(SETTINGS))

@@ -36,9 +36,10 @@ def is_face(file: Path) -> bool:
     return file.name == "__init__.py" and file.stat().st_size < SMALL_FACE
 
 
-def child_of(folder: Path, file: Path) -> Path | None:
-    """What of the folder a file is, or stands in."""
-    return folder / file.relative_to(folder).parts[0] if file.is_relative_to(folder) else None
+def parting(file: Path, other: Path) -> tuple[Path, Path, Path]:
+    """The one folder that has two files in different parts of it, and these parts: files, or folders they stand in."""
+    depth = next(depth for depth, names in enumerate(zip(file.parts, other.parts, strict=False)) if len(set(names)) > 1)
+    return Path(*file.parts[:depth]), Path(*file.parts[: depth + 1]), Path(*other.parts[: depth + 1])
 
 
 def test_no_folder_has_more_modules_than_can_be_held_in_the_head() -> None:
@@ -51,16 +52,14 @@ def test_no_folder_has_more_modules_than_can_be_held_in_the_head() -> None:
 def test_between_the_parts_of_a_folder_imports_run_one_way() -> None:
     """Files and folders: no circle at any level, so that each can be read once what it stands on is."""
     known = modules()
-    arrows = [(file, target) for file in known.values() for target in imports(file, known)]
-    folders = {parent for file in known.values() for parent in file.parents if parent.is_relative_to(ROOT)}
-    for folder in sorted(folders):
-        below: dict[Path, set[Path]] = defaultdict(set)
-        for file, target in arrows:
-            ours, theirs = child_of(folder, file), child_of(folder, target)
-            if ours is not None and theirs is not None and ours != theirs:
-                below[ours].add(theirs)
+    below: dict[Path, dict[Path, set[Path]]] = defaultdict(lambda: defaultdict(set))
+    for file in known.values():
+        for target in imports(file, known):
+            folder, ours, theirs = parting(file, target)
+            below[folder][ours].add(theirs)
+    for folder, arrows in sorted(below.items()):
         try:
-            TopologicalSorter(below).prepare()
+            TopologicalSorter(arrows).prepare()
         except CycleError as circle:
             names = " -> ".join(str(each.relative_to(ROOT)) for each in circle.args[1])
             raise AssertionError(f"a circle in {folder.relative_to(ROOT)}: {names}") from circle

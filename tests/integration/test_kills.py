@@ -125,6 +125,11 @@ def kill(stack: LocalStack, name: str) -> None:
     wait_until(lambda: stack.pids().get(name, pid) != pid, lambda: f"{name} was not restarted\n{stack.stderr()}")
 
 
+def num_resumed(stack: LocalStack) -> int:
+    """Requests that have gone on after their executor was lost, so far."""
+    return (stack.data_dir / "logs" / "gateway.log").read_text().count("request resumed")
+
+
 @pytest.fixture(scope="module")
 def undisturbed(stack: LocalStack, load: Load, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the batch's output is when nothing is killed."""
@@ -185,12 +190,13 @@ def test_a_stream_outlives_its_executor(stack: LocalStack, load: Load) -> None:
     client = Client(stack).openai
     stack.wait_healthy()
     whole = client.completions.create(**request).choices[0].text
-    pieces = []
+    pieces, before = [], num_resumed(stack)
     for number, chunk in enumerate(client.completions.create(stream=True, **request)):
         pieces.append(chunk.choices[0].text)
         if number == num_tokens // 8:
             os.kill(stack.pids()["executor-0"], signal.SIGKILL)
     assert "".join(pieces) == whole
+    assert num_resumed(stack) > before
 
 
 @pytest.mark.slow

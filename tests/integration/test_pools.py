@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.integration.conftest import MODEL, LocalStack
-from tests.services.gateway.gateway_rig import wait_until
+from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,12 +41,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """From one mixed executor."""
-    alone = LocalStack(tmp_path_factory.mktemp("mixed"), *OPTIONS)
-    try:
-        alone.start()
+    with GatewayRig(tmp_path_factory.mktemp("mixed")) as alone:
+        alone.start_executor("executor-0", "--engine", "torch", *OPTIONS)
+        alone.start_gateway()
+        alone.wait_ready()
         return all_texts(alone.url)
-    finally:
-        alone.close()
 
 
 def body(number: int) -> dict[str, Any]:

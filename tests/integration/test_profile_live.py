@@ -5,18 +5,22 @@ import random
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
+from services.profiler.slo.holds import MAX_MISSED, RENEW_S
 from shared.bus import Bucket, Bus
 from shared.bus.permissions import BusRole
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.slo_profile import SloProfileRecord
 from tests.integration.conftest import SLACKWATER, LocalStack
+from tests.programs import run_slackwater
+from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 
 DURATION_S = 4
 
@@ -126,6 +130,18 @@ def test_an_interrupted_search_puts_the_budget_back(sim_stack: LocalStack, start
 
 
 @pytest.mark.slow
+def test_what_a_killed_search_held_is_put_back(sim_stack: LocalStack, start_search: Searches) -> None:
+    """By the profiler, since the search cannot."""
+    sim_stack.wait_healthy()
+    before = budget_of(sim_stack)
+    process = start_search("run 2")
+    process.kill()
+    process.communicate()
+    assert budget_of(sim_stack).source == "profiling"
+    wait_until(lambda: budget_of(sim_stack) == before, "the budget stays held", RENEW_S * (MAX_MISSED + 3))
+
+
+@pytest.mark.slow
 def test_a_budget_that_another_sets_meanwhile_is_left_to_it(sim_stack: LocalStack, start_search: Searches) -> None:
     sim_stack.wait_healthy()
     process = start_search("run 1")
@@ -138,9 +154,14 @@ def test_a_budget_that_another_sets_meanwhile_is_left_to_it(sim_stack: LocalStac
 
 
 @pytest.mark.slow
-def test_a_stack_without_a_budget_is_refused(make_stack: Callable[..., LocalStack], workload: tuple[str, ...]) -> None:
-    stack = make_stack("--engine", "sim", "--preset", "sarathi++")
-    stack.start()
-    done = stack.run("profile", *workload, "--slo", "tbt_mean<=1.7x")
+def test_a_stack_without_a_budget_is_refused(tmp_path: Path, workload: tuple[str, ...]) -> None:
+    preset = ("--preset", "sarathi++")
+    with GatewayRig(tmp_path) as rig:
+        rig.start_offline_queue(*preset)
+        rig.start_executor("executor-0", *preset)
+        rig.start_gateway()
+        rig.wait_ready()
+        where = ("--nats", rig.nats_url, "--url", rig.url)
+        done = run_slackwater("profile", *workload, "--slo", "tbt_mean<=1.7x", *where)
     assert done.returncode == 1
     assert "the stack runs preset sarathi++, which has no latency budget" in done.stderr

@@ -129,3 +129,4 @@ def test_a_stream_outlives_its_executor(stack: LocalStack, client: openai.OpenAI
         if number == 20:
             os.kill(stack.pids()["executor-0"], signal.SIGKILL)
     assert "".join(pieces) == whole
+    assert "request resumed" in (stack.data_dir / "logs" / "gateway.log").read_text()

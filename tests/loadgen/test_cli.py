@@ -79,6 +79,25 @@ async def test_table_on_stdout_and_json_in_a_file(
     assert json.loads(file.read_text())["online"]["requests"] == 20
 
 
+@pytest.mark.parametrize("file", ["missing/report.json", "."])
+async def test_json_that_could_not_be_written_is_refused_before_anything_runs(
+    replay: StartReplay, server: OpenAIServer, trace_file: Path, tmp_path: Path, file: str
+) -> None:
+    process = replay("--url", server.url, "--online", str(trace_file), "--json", str(tmp_path / file))
+    _, err = await process.ended()
+    assert process.returncode == 2 and "cannot write" in err and not server.trace_bodies
+
+
+async def test_the_servers_address_may_be_written_as_clients_have_it(
+    replay: StartReplay, server: OpenAIServer, trace_file: Path
+) -> None:
+    url = server.url.removeprefix("http://") + "/v1"
+    process = replay("--url", url, "--online", str(trace_file), "--duration", "0.5", "--json", "-", "--no-progress")
+    out, err = await process.ended()
+    assert process.returncode == 0, err
+    assert json.loads(out)["online"]["completed"] == 20
+
+
 @pytest.mark.parametrize(
     "environ",
     [
@@ -97,7 +116,7 @@ async def test_the_api_key_comes_from_the_environment(
     assert json.loads(out)["online"]["completed"] == 20
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 async def test_a_signal_cancels_the_batch_and_reports_what_there_is(
     replay: StartReplay, server: OpenAIServer, trace_file: Path, prompt_file: Path, number: signal.Signals, status: int
 ) -> None:

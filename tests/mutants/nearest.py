@@ -15,6 +15,7 @@ DEADLINES = (f"{CORE}/test_deadline_queue.py", f"{CORE}/test_deadline_packing.py
 KV_AWARE = (f"{CORE}/test_kv_aware_packing.py", f"{CORE}/test_worth.py")
 SKIPPED = "not interrupted and not grows"  # what is asserted of time and sizes finds no mutant, and takes half of it
 TESTS = {
+    "shared/latency": ("tests/shared/latency/test_*.py",),
     "shared/scheduling": (f"{CORE}/test_*.py",),
     "shared/scheduling/packing": (f"{CORE}/test_*.py",),
     "shared/scheduling/packing/two_phase.py": (

@@ -1,6 +1,7 @@
 """The version, where the package is installed and where it is not."""
 
 import importlib.metadata
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from shared import version
 
 
 def test_the_installed_version() -> None:
-    assert version.version() == importlib.metadata.version("slackwater")
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert version.version() == pyproject["project"]["version"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.local.batches.options import error_path, require_writable
-from services.local.batches.results import Chains, Written, require_columns, write_alone, write_beside, write_raw
+from services.local.batches.results import (
+    Chains,
+    Written,
+    remove_left_over,
+    require_columns,
+    write_alone,
+    write_beside,
+    write_raw,
+)
 from services.local.batches.rows.files import RowFile
 from services.local.batches.rows.tables import Columns, require_format, table_format
 from services.local.commands.server import ApiClient, Json
@@ -63,6 +71,8 @@ class AnswerFiles:
             except OSError as error:
                 raise ApiError(f"cannot write {path}: {error.strerror}") from error
             print(f"{what}: {path}", file=sys.stderr)
+        if self.force:
+            remove_left_over(path for field, _, path in files if not batch.get(field))
         return len(there)
 
     @property

@@ -21,6 +21,7 @@ from services.local.batches.options import (
     PromptOptions,
     RowsOption,
     WindowOption,
+    job_id,
     metadata_from,
 )
 from services.local.batches.requests import CHAT, ENDPOINTS
@@ -63,7 +64,7 @@ def submit(
     metadata: MetadataOption = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="JOB", help="Submit what a job lacks of these rows."),
+        typer.Option(metavar="JOB", callback=job_id, help="Submit what a job lacks of these rows."),
     ] = None,
     wait: WaitOption = False,
     output: AnswersOption = None,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.local.batches.batch import JOB
+from services.local.batches.batch import JOB, JOB_ID
 from services.local.batches.requests import CHAT, EMBEDDINGS, MAX_PART_LINES, RESPONSES, TEXT, RequestMaker
 from services.local.batches.rows.errors import RowsError
 from services.local.batches.rows.files import FORMATS, TEXT_COLUMN, RowFile
@@ -131,6 +131,13 @@ def metadata_from(pairs: list[str] | None) -> dict[str, str]:
             raise typer.BadParameter(problem, param_hint="'--metadata'")
         metadata[key] = value
     return metadata
+
+
+def job_id(value: str | None) -> str | None:
+    """Raises BadParameter for what is no id of a job."""
+    if value is not None and not JOB_ID.fullmatch(value):
+        raise typer.BadParameter(f"{value!r} is no id of a job, which is job_ and 24 hexadecimal digits")
+    return value
 
 
 def require_writable(*paths: Path, force: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -88,7 +88,16 @@ def write_raw(client: ApiClient, chains: Chains, output: Path, errors: Path, rep
                         sinks[path] = files.enter_context(whole_file(path, replace))
                     sinks[path].write(answers.raw(custom_id))
                     written.count(is_done)
+    if replace:
+        remove_left_over(path for path in (output, errors) if path not in sinks)
     return written
+
+
+def remove_left_over(paths: Iterable[Path]) -> None:
+    """Files of an earlier run for which there is nothing now; what is no regular file stays. Raises OSError."""
+    for path in paths:
+        if path.is_file():
+            path.unlink()
 
 
 def unanswered(client: ApiClient, chain: list[Json]) -> Iterator[bytes]:

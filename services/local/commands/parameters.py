@@ -14,6 +14,7 @@ from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.bus import Bus
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
+from shared.errors import ConfigError
 from shared.json_text import json_text
 from shared.settings.config_file import STACK, find_config
 
@@ -27,8 +28,11 @@ def _configured(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> A
     if ctx.resilient_parsing or source is None or source.name != "DEFAULT":
         return value
     file = find_config(None, os.environ)
-    found = (file.table(STACK).get(name) if file else None) or value
-    return Path(found) if isinstance(value, Path) else found
+    found = file.table(STACK).get(name) if file else None
+    if file is not None and not isinstance(found, str | None):
+        raise ConfigError(f"{file.where(STACK, name)}: {name} is {found!r}, and has to be a string")
+    found = found or value
+    return Path(found) if isinstance(value, Path) and found is not None else found
 
 
 def _unless_outdone(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:

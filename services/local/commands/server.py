@@ -18,6 +18,7 @@ from services.local.stack.data_dir import DataDir
 from services.local.stack.options import DEFAULT_DATA_DIR, StackOptions
 from shared.client_key import client_key
 from shared.errors import ApiError, StackError, UnavailableApiError
+from shared.server_url import root_url
 
 Json = dict[str, Any]
 
@@ -41,7 +42,7 @@ class ServerOptions:
 def server_url(url: str | None, data_dir: Path) -> str:
     """The given URL, else that of the stack in the data directory, else the default address."""
     if url is not None:
-        return url if "://" in url else f"http://{url}"
+        return root_url(url)
     try:
         return DataDir(data_dir).read_stack().http_url
     except StackError:
@@ -57,7 +58,7 @@ class ApiClient:
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
         key = client_key(os.environ)
         self._client = httpx.Client(
-            base_url=url.rstrip("/"),
+            base_url=root_url(url),
             timeout=timeout,
             trust_env=not local,
             headers={"Authorization": f"Bearer {key}"} if key else {},

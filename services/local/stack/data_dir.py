@@ -3,9 +3,10 @@
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +20,7 @@ from shared.json_text import json_text
 from shared.protocol.codec import decode_record
 
 CONNECT_S = 2.0
+LOCK_TRIES, LOCK_RETRY_S = 5, 0.05  # who looks at a stack holds its lock for a moment
 
 ProcessId = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -78,14 +80,12 @@ class DataDir:
         except OSError as error:
             raise StackError(f"cannot use the data directory {self.path}: {error.strerror}") from error
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _taken(lock, fcntl.LOCK_EX, tries=LOCK_TRIES):
                 lock.seek(0)
                 holder = lock.read().strip() or "unknown"
                 raise StackError(
                     f"another stack (pid {holder}) uses {self.path}; stop it, or choose another with --data-dir"
-                ) from None
+                )
             lock.truncate(0)
             lock.write(f"{os.getpid()}\n")
             lock.flush()
@@ -105,7 +105,7 @@ class DataDir:
             raise StackError(f"no stack runs in {self.path}; start one with: slackwater up") from None
         except msgspec.DecodeError as error:
             raise StackError(f"{self._stack_file} cannot be read: {error}") from error
-        if not is_alive(stack.supervisor_pid):
+        if not self._is_in_use():
             raise StackError(
                 f"the stack in {self.path} is gone (its supervisor had pid {stack.supervisor_pid}); "
                 "start it with: slackwater up"
@@ -115,6 +115,14 @@ class DataDir:
     def remove_stack(self) -> None:
         self._stack_file.unlink(missing_ok=True)
 
+    def _is_in_use(self) -> bool:
+        """A supervisor holds it: its number may be another process's by now."""
+        try:
+            with (self.path / "lock").open() as lock:
+                return not _taken(lock, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
+
 
 def is_alive(pid: int) -> bool:
     """Whether a process has this number."""
@@ -123,6 +131,19 @@ def is_alive(pid: int) -> bool:
     except OSError as error:
         return isinstance(error, PermissionError)
     return True
+
+
+def _taken(lock: IO[str], kind: int, tries: int = 1) -> bool:
+    """The lock of an open file, until that is closed. Who only looks holds it for a moment."""
+    for attempt in range(tries):
+        try:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt < tries - 1:
+                time.sleep(LOCK_RETRY_S)
+        else:
+            return True
+    return False
 
 
 def stack_on(data_dir: Path, asked: BusAddress | None) -> tuple[StackFile | None, BusAddress]:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.local.command_group import MISUSE
 from shared.errors import StackError
 
 UNIT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -50,6 +51,7 @@ class SystemdUnit:
                 f"TimeoutStopSec={self.drain_s + KILLED_AFTER_S:.0f}",
                 "Restart=on-failure",
                 "RestartSec=5",
+                f"RestartPreventExitStatus={MISUSE}",
                 "",
                 "[Install]",
                 f"WantedBy={'multi-user.target' if self.user else 'default.target'}",

@@ -15,6 +15,7 @@ from loadgen.cli import EXIT_NOTHING_DONE, did_something, errors_as_lines, is_sh
 from loadgen.errors import WorkloadError
 from loadgen.options import ReportOptions, WorkloadOptions
 from loadgen.progress import progress_on
+from loadgen.stopping import stopping_signals
 from services.profiler.simulation.setup import LIVE, Machine
 from services.profiler.simulation.simulation import Simulation
 from shared.latency.architectures import ARCHITECTURES
@@ -139,12 +140,12 @@ class _Stopped(BaseException):
 
 
 def run_until_stopped(run: Callable[[], None]) -> int | None:
-    """To the end, or to SIGINT or SIGTERM, whose number is returned."""
+    """To the end, or to a signal that stops it, whose number is returned."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise _Stopped(number)
 
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, stop) for each in stopping_signals()}
     try:
         run()
     except _Stopped as stopped:

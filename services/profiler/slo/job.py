@@ -24,6 +24,7 @@ from services.profiler.slo.workload import Workload
 from shared.errors import SlackwaterError
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
+from shared.process.tether import tied
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.offline import OfflineLength
@@ -112,9 +113,7 @@ def _marginal_ms(model: LatencyModel, info: ExecutorInfo, length: OfflineLength)
 async def search_aside(job: SloJob) -> SloProfileRecord:
     """Takes at most one core, at a low priority; cancelling kills it. Raises SearchError."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "services.profiler.slo.job",
+        *tied(sys.executable, "-m", "services.profiler.slo.job"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

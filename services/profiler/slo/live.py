@@ -1,6 +1,7 @@
 """Test runs on a running stack: its budget is set, and the workload is replayed through its gateway."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -9,9 +10,11 @@ from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
 from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import Replay, ReplayPlan
+from services.profiler.slo.holds import RENEW_S
 from services.profiler.slo.search import ONLINE_ONLY, SloSearch, Span, TrialOutcome
 from shared.bus import Bucket, Bus
-from shared.errors import NotFoundOnBusError
+from shared.cancellation import check_cancelled
+from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.latency.features import BatchFeatures
 from shared.latency.model import cheapest_step_ms
 from shared.protocol import subjects
@@ -19,6 +22,8 @@ from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.measurements import LatencySample
 from shared.watch.tuning import Tuning
+
+logger = logging.getLogger(__name__)
 
 MODEL_S = 60.0  # for a latency model to be known: without one no budget holds anything
 
@@ -41,6 +46,9 @@ class LiveTrials:
     _adopted: bool = field(init=False, default=False)
     _idle_budget_ms: float = field(init=False, default=0.0)
     _budgets: Bucket[BudgetRecord] = field(init=False)
+    _before: BudgetRecord | None = field(init=False, default=None)
+    _held: tuple[BudgetRecord, int] | None = field(init=False, default=None)  # with its revision
+    _setting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         if not self.plan.requests or not self.plan.prompts:
@@ -53,21 +61,25 @@ class LiveTrials:
     async def holding_budget(self) -> AsyncIterator[None]:
         """Follow the executors' steps; put the budget back at the end. Raises ServerError without a latency model."""
         self._budgets = await self.bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-        before = None
         with suppress(NotFoundOnBusError):
             before = (await self._budgets.get(self.info.profile_key)).value
+            if before is not None and before.source is BudgetSource.PROFILING:
+                before = before.before  # of a search that is gone
+            self._before = before
             self._idle_budget_ms = before.idle_budget_ms if before is not None else 0.0
         following = asyncio.create_task(self._tuning.run(), name="tuning")
+        renewing = asyncio.create_task(self._renew(), name="renewing the budget")
         samples = await self.bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample)
         try:
             await self._wait_for_model()
             yield
         finally:
-            following.cancel()
-            await asyncio.wait((following,))
+            for each in (following, renewing):
+                each.cancel()
+            await asyncio.wait((following, renewing))
             await samples.stop()
             if not self._adopted:
-                await self._put_back(before)
+                await self._put_back()
 
     async def run(self, value: float) -> TrialOutcome:
         """A replay of its own, with prompts of its own. Raises ServerError, BusError."""
@@ -117,6 +129,22 @@ class LiveTrials:
             raise ServerError(f"{self.client.url} answered no online request")
         return TrialOutcome(report.online, report.offline)
 
+    async def _renew(self) -> None:
+        """So that the profiler knows that this search is there: see ``LiveHolds``."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            check_cancelled()
+            async with self._setting:
+                if self._held is None:
+                    continue
+                budget, revision = self._held
+                try:
+                    self._held = budget, await self._budgets.update(self.info.profile_key, budget, revision)
+                except ConflictError:  # it was changed: the run that measures under it will find that
+                    self._held = None
+                except BusError as error:
+                    logger.warning("budget not renewed", extra={"why": str(error)})
+
     async def _require_unchanged(self, budget_ms: float) -> None:
         record = (await self._budgets.get(self.info.profile_key)).value
         if record is None or (record.latency_budget_ms, record.source) != (budget_ms, BudgetSource.PROFILING):
@@ -129,17 +157,21 @@ class LiveTrials:
         """A budget that lets no offline work in holds for steps without online requests too."""
         profile_key = self.info.profile_key
         idle_budget_ms = self._idle_budget_ms if budget_ms != ONLINE_ONLY else 0.0
-        await self._budgets.put(profile_key, BudgetRecord(profile_key, budget_ms, source, idle_budget_ms))
+        before = self._before if source is BudgetSource.PROFILING else None
+        budget = BudgetRecord(profile_key, budget_ms, source, idle_budget_ms, before=before)
+        async with self._setting:
+            revision = await self._budgets.put(profile_key, budget)
+            self._held = (budget, revision) if source is BudgetSource.PROFILING else None
 
-    async def _put_back(self, before: BudgetRecord | None) -> None:
+    async def _put_back(self) -> None:
         """Where it is not another's by now."""
         record = (await self._budgets.get(self.info.profile_key)).value
         if record is None or record.source != BudgetSource.PROFILING:
             return
-        if before is None:
+        if self._before is None:
             await self._budgets.delete(self.info.profile_key)
         else:
-            await self._budgets.put(self.info.profile_key, before)
+            await self._budgets.put(self.info.profile_key, self._before)
 
 
 async def search_live(search: SloSearch, trials: LiveTrials) -> None:

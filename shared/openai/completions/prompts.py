@@ -79,7 +79,7 @@ def text_prompts(
         return [_text_prompt(prompt, tokenizer, add_special_tokens, field)]
     if len(prompt) > most:
         raise RequestError(f"{field} has {len(prompt)} {field}s; a request takes {most} at most", field)
-    return [_text_prompt(each, tokenizer, add_special_tokens, field) for each in prompt]
+    return [_text_prompt(each, tokenizer, add_special_tokens, f"{field}[{index}]") for index, each in enumerate(prompt)]
 
 
 def _text_prompt(prompt: Any, tokenizer: Tokenizer, add_special_tokens: bool, field: str) -> list[int]:
@@ -114,7 +114,10 @@ def _template_message(where: str, message: Message, called: dict[str, str]) -> d
     if role == "tool":
         return _tool_message(where, message, called)
     if not message.tool_calls:
-        return {"role": role, "content": content_text(f"{where}.content", message.content)} | _reasoning(role, message)
+        content = message.content
+        if role == "assistant" and content is None:
+            content = ""  # as of one that was cut while it thought, or that refused
+        return {"role": role, "content": content_text(f"{where}.content", content)} | _reasoning(role, message)
     if role != "assistant":
         raise RequestError("only messages of the assistant have tool calls", f"{where}.tool_calls")
     called.update((call.id, call.function.name) for call in message.tool_calls)

@@ -1,12 +1,15 @@
 """Calls of tools in a model's text, as the text comes."""
 
 import json
+import math
 import re
 from collections.abc import Generator
 from typing import Any, TypeVar
 
 import msgspec
 
+from shared.openai.errors import RequestError
+from shared.openai.fields import check_depth
 from shared.text.overlap import overlap
 from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
@@ -162,11 +165,11 @@ class ToolCallParser:
     def _read(self, text: str) -> list[CalledFunction]:
         """The calls of one value; none where it holds anything else."""
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
+            value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+            values = value if self._tools.format is ToolFormat.MISTRAL else [value]
+            calls = [self._read_call(each) for each in values]
+        except (ValueError, RecursionError, RequestError):
             return []
-        values = value if self._tools.format is ToolFormat.MISTRAL else [value]
-        calls = [self._read_call(each) for each in values]
         return [] if None in calls else [call for call in calls if call is not None]
 
     def _read_call(self, value: Any) -> CalledFunction | None:
@@ -174,7 +177,18 @@ class ToolCallParser:
         if not isinstance(value, dict) or not isinstance(value.get(key), dict):
             return None
         name = value.get("name")
+        check_depth(key, value[key])
         return CalledFunction(name, _json_text(value[key])) if name in self._tools.names else None
+
+
+def _no_number(name: str) -> Any:
+    """NaN and its like are no JSON."""
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
 
 
 def _json_text(value: Any) -> str:

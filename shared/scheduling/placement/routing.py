@@ -100,7 +100,7 @@ class RoutingTarget:
         num_before = work.prefill_requests + work.decode_requests
         if not num_before:
             return prompts_ms
-        mean_tokens = (work.prefill_tokens + work.decode_kv_tokens) / num_before + num_output_tokens
+        mean_tokens = max(1.0, (work.prefill_tokens + work.decode_kv_tokens) / num_before + num_output_tokens)
         num_places = min(max_num_seqs, max(1, int(self.num_blocks * self.block_size / mean_tokens)))
         num_to_end = max(0, num_before + 1 - num_places)
         step = BatchFeatures(decode_kv_tokens=int(num_places * mean_tokens), decode_requests=num_places)

@@ -1,13 +1,14 @@
 """Traces and other inputs that are torn or something else: an error in words that names the file and the line."""
 
 import gzip
+import re
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from loadgen.errors import TraceError
-from loadgen.workload.traces import read_trace
+from loadgen.workload.traces import TraceRequest, read_trace
 from tests.fuzzing.files import bad_files
 
 HEADER = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -32,25 +33,37 @@ def test_a_trace_is_read_or_refused_in_words(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "said"),
     [
-        b"9999-99-99 00:00:00,1,1",
-        b"0001-01-01 00:00:00+23:59,1,1",
-        b"2023-11-16 18:15:46." + b"9" * 5000 + b",1,1",
-        b"2023-11-16 18:15:46," + b"9" * 5000 + b",1",
-        b"2023-11-16 18:15:46,-1,1",
-        b"2023-11-16 18:15:46,nan,1",
-        b'"' + b"x" * 200_000 + b'",1,1',
-        b"2023-11-16 18:15:46\x00,1,1",
+        (b"9999-99-99 00:00:00,1,1", "TIMESTAMP '9999-99-99 00:00:00' is not a time"),
+        (b"2023-11-16 18:15:46," + b"9" * 5000 + b",1", "contexttokens"),
+        (b"2023-11-16 18:15:46,-1,1", "contexttokens"),
+        (b"2023-11-16 18:15:46,nan,1", "contexttokens"),
+        (b'"' + b"x" * 200_000 + b'",1,1', "field larger than field limit"),
+        (b"2023-11-16 18:15:46\x00,1,1", r"'2023-11-16 18:15:46\x00' is not a time"),
+        (b"2023-11-16\x0018:15:46.5,1,1", r"'2023-11-16\x0018:15:46.5' is not a time"),
     ],
 )
-def test_rows_that_are_none(tmp_path: Path, row: bytes) -> None:
+def test_rows_that_are_none(tmp_path: Path, row: bytes, said: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(HEADER + row + b"\n")
-    try:
+    with pytest.raises(TraceError, match=f"^{re.escape(str(path))}, line .*{re.escape(said)}"):
         list(read_trace(path))
-    except TraceError as error:
-        assert f"{path}, line " in str(error)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "later_s"),
+    [
+        (b"0001-01-01 00:00:00+23:59", b"0001-01-01 00:00:00+23:58", 60.0),  # before the first of UTC
+        (b"2023-11-16 18:15:46.5", b"2023-11-16 18:15:46." + b"9" * 5000, 0.5),
+    ],
+)
+def test_times_at_the_edges_of_what_is_one_are_read(
+    tmp_path: Path, first: bytes, second: bytes, later_s: float
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(HEADER + first + b",1,1\n" + second + b",2,3\n")
+    assert list(read_trace(path)) == [TraceRequest(0.0, 1, 1), TraceRequest(later_s, 2, 3)]
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:

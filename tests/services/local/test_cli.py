@@ -236,7 +236,7 @@ def test_a_quantization_that_the_engine_cannot_run_is_named(tmp_path: Path, mode
 
 def test_where_others_can_connect_nothing_starts_without_a_key(tmp_path: Path) -> None:
     status, stderr = up(tmp_path / "data", "--engine", "sim", "--host", "0.0.0.0")
-    assert status == 1
+    assert status == 2
     assert "error: clients need an API key where the gateway listens on '0.0.0.0', and there is none" in stderr
     assert "slackwater key create NAME" in stderr and "SLACKWATER_REQUIRE_KEYS=never" in stderr
     assert [log.stem for log in (tmp_path / "data" / "logs").iterdir()] == ["nats-server"]

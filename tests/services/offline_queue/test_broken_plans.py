@@ -62,9 +62,14 @@ async def test_a_batch_under_another_key_is_nobodys(desk: Desk) -> None:
     record = (await desk.batches.get(batch_id)).value
     assert record is not None
     await desk.batches.put("another", record)
-    async with desk.running():
+    async with desk.running() as (_, pool):
         await desk.until_cleared(batch_id)
-    async with desk.running():
-        second = await desk.submit([chat_line("b")])
+        assert pool.added == [f"{batch_id}.1"]
+    async with desk.running() as (_, pool):
         await desk.batches.put("third", replace(record, status="validating"))
+        second = await desk.submit([chat_line("b")])
         await desk.until_cleared(second)
+        assert pool.added == [f"{second}.1"]
+    for key in ("another", "third"):
+        assert (await desk.batches.get(key)).value == record
+    assert record.status == "validating" and record.output_file_id is None

@@ -195,7 +195,7 @@ async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second executor's, that had the request as well and could not say so before."""
-    clear = BatchTools.clear
+    clear, stored = BatchTools.clear, list[str]()
 
     async def until_dropped(batch_id: str) -> None:
         while await desk.stored_results(batch_id):
@@ -208,12 +208,14 @@ async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
             return
         late = OfflineResult(f"{batch_id}.1", [1], FinishReason.STOP)
         assert await desk.bus.store(WORK.result(late.request_id), late)
+        stored.append(late.request_id)
         await asyncio.wait_for(until_dropped(batch_id), TIMEOUT_S)
 
     monkeypatch.setattr(BatchTools, "clear", then_late)
     batch_id = await desk.submit([chat_line("a")])
     async with desk.running():
         assert (await desk.until_cleared(batch_id)).status == "completed"
+    assert stored == [f"{batch_id}.1"]
     await assert_nothing_left(desk, batch_id)
 
 

@@ -239,12 +239,27 @@ def run_phase(
     return phase
 
 
+def plans_kept(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each plan that comes from now on, whether all was as it foresaw."""
+    kept: list[bool] = []
+    came_true = Foresight.came_true
+
+    def noted(foresight: Foresight, plan: StepPlan, *asked: Any) -> bool:
+        kept.append(came_true(foresight, plan, *asked))
+        return kept[-1]
+
+    monkeypatch.setattr(Foresight, "came_true", noted)
+    return kept
+
+
 def check_reconciled(
     setup: ExecutorSetup, num_online: int, duration_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> VirtualPhase:
     """Where every plan is reconciled, the same comes of it; returns what came of the plans that were kept."""
     requests = make_requests(6, num_online, duration_s)
+    kept = plans_kept(monkeypatch)
     ours = run_phase(setup, requests, duration_s=duration_s)
+    assert any(kept)
     monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
     theirs = run_phase(setup, requests, duration_s=duration_s)
     assert ours.records == theirs.records
@@ -269,9 +284,9 @@ def test_an_order_knows_what_lengths_begin_with_and_the_cache_finds_it() -> None
     ("preset", "kv"),
     [
         (preset, kv)
-        for preset in ("hygen", "echo", "ooco", "fcfs", "round-robin")
+        for preset in ("hygen", "echo", "ooco", "round-robin")
         for kv, strategy in KV_STRATEGIES.items()
-        if not (preset == "ooco" and strategy.get("kv_sharing") == "bidirectional")
+        if strategy.get("kv_sharing") != "bidirectional"
     ],
 )
 @pytest.mark.parametrize("kv_blocks", [None, 180])
@@ -281,6 +296,17 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives(
     budget = {"budget_ms": 40.0} if preset in ("hygen", "ooco") else {}
     setup = Machine(kv_blocks=kv_blocks).setup(Strategy.of(preset, **budget, **KV_STRATEGIES[kv]), 0)
     check_reconciled(setup, 20, 5.0, monkeypatch)
+
+
+@pytest.mark.parametrize(("preset", "kv"), [("fcfs", "lru"), ("hygen", "bidirectional")])
+def test_no_plan_is_kept_where_reconciling_may_change_one_that_came_true(
+    preset: str, kv: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an offline request may hold up online ones, and where requests are paused."""
+    kept = plans_kept(monkeypatch)
+    setup = Machine(kv_blocks=180).setup(Strategy.of(preset, **KV_STRATEGIES[kv]), 0)
+    run_phase(setup, make_requests(6, 20, 5.0), duration_s=5.0)
+    assert kept and not any(kept)
 
 
 def test_a_plan_that_came_true_is_what_reconciling_it_gives_beside_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,14 +332,7 @@ def test_a_packing_that_goes_by_the_time_has_plans_kept_for_just_that_time(
     noise: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of requests that are all there from the start. With noise no step ends when it was foreseen."""
-    kept: list[bool] = []
-    came_true = Foresight.came_true
-
-    def noted(foresight: Foresight, plan: StepPlan, *asked: Any) -> bool:
-        kept.append(came_true(foresight, plan, *asked))
-        return kept[-1]
-
-    monkeypatch.setattr(Foresight, "came_true", noted)
+    kept = plans_kept(monkeypatch)
     setup = Machine(noise=noise).setup(Strategy.of("echo"), 0)
     phase = run_phase(setup, [TraceRequest(0.0, 100 + number, 40) for number in range(12)])
     assert phase.num_online_finished == 12 and len(kept) > 40

@@ -1,6 +1,7 @@
 """The search's own process."""
 
 import asyncio
+import sys
 
 import msgspec
 import psutil
@@ -43,6 +44,20 @@ async def test_the_event_loop_goes_on_while_it_searches() -> None:
     ticking.cancel()
     assert record.value is not None and record.workload.requests == 12
     assert ticks > 10
+
+
+async def test_it_ends_with_the_process_that_asked_for_it() -> None:
+    """However that ends."""
+    program = (
+        "import asyncio; from services.profiler.slo.job import search_aside; "
+        "from tests.services.profiler.test_slo_search_process import job; asyncio.run(search_aside(job(20_000)))"
+    )
+    asking = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    await until(lambda: bool(psutil.Process(asking.pid).children()), timeout_s=60.0)
+    (search,) = psutil.Process(asking.pid).children()
+    asking.kill()
+    await asking.wait()
+    await until(lambda: not search.is_running() or search.status() == psutil.STATUS_ZOMBIE)
 
 
 def pressed(**changes: object) -> SloJob:

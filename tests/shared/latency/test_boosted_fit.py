@@ -17,6 +17,7 @@ from services.predictor.window import Observation
 from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.features import BatchFeatures
 from shared.latency.roofline import RooflineLatencyModel
+from tests.shared.latency.fitted import check_usable
 from tests.shared.latency.shapes import MACHINES, make_shape, roofline, schedule_of, varied_shapes
 
 MEAN_DEVIATION = 0.798  # of a normal distribution, in sigmas
@@ -118,8 +119,8 @@ def test_without_the_library_the_fit_is_linear(
 )
 def test_any_samples_give_a_usable_model_or_none(observations: list[Observation]) -> None:
     fitted = fit_boosted(observations)
-    if fitted is not None:  # a model refuses slopes that are negative or not finite
-        assert fitted.predict_ms(make_shape([10], [10])) >= 0
+    if fitted is not None:
+        check_usable(fitted, observations)
 
 
 def test_one_kind_alone_or_few_shapes_give_none() -> None:

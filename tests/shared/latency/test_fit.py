@@ -71,7 +71,6 @@ def test_a_model_too_slow_to_plan_with_is_not_chosen() -> None:
     fitted = fit_best(rooflined(random.Random(2), 1500, noise=0.01), prediction_limit_us=1e-3)
     assert fitted is not None and isinstance(fitted.model, LinearLatencyModel)
     assert fitted.mape == fitted.candidates[0].mape
-    assert all(candidate.prediction_us > 1e-3 for candidate in fitted.candidates)
 
 
 def test_a_difference_that_chance_can_make_is_none() -> None:

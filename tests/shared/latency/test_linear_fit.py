@@ -1,5 +1,6 @@
 """The fit of Eq. 1: known coefficients come back, and odd samples do no harm."""
 
+import math
 import random
 
 import pytest
@@ -10,7 +11,8 @@ from services.predictor.fit import mean_relative_error
 from services.predictor.linear_fit import fit_linear
 from services.predictor.window import Observation
 from shared.latency.features import BatchFeatures
-from shared.latency.linear import NUM_COEFFICIENTS, Coefficients
+from shared.latency.linear import NUM_COEFFICIENTS, Coefficients, LinearLatencyModel
+from tests.shared.latency.fitted import check_usable
 from tests.shared.latency.shapes import DRIFTED, TRUTH, make_shape, predict, timed, varied_shapes
 
 
@@ -105,7 +107,17 @@ priors = st.none() | st.tuples(*(st.floats(0, 100) for _ in range(NUM_COEFFICIEN
     priors,
 )
 def test_any_samples_give_a_usable_model_or_none(observations: list[Observation], prior: Coefficients | None) -> None:
+    """Of few or of one kind without a prior none. With a prior it predicts some batch as well as that does."""
     fitted = fit_linear(observations, prior)
-    if fitted is None:
+    if prior is None:
+        if fitted is not None:
+            check_usable(fitted, observations)
         return
-    assert fitted.predict_ms(BatchFeatures(10, 1, 10, 1)) >= 0
+    assert fitted is not None
+    errors, before = (relative_errors(model, observations) for model in (fitted, LinearLatencyModel(*prior)))
+    assert all(map(math.isfinite, errors))
+    assert any(error <= other * (1 + 1e-6) + 1e-6 for error, other in zip(errors, before, strict=True))
+
+
+def relative_errors(model: LinearLatencyModel, observations: list[Observation]) -> list[float]:
+    return [abs(model.predict_ms(shape) / latency_ms - 1) for shape, latency_ms, _ in observations]

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
@@ -63,16 +63,21 @@ def test_without_deadlines_online_work_is_as_in_two_phases(
 
 
 @given(
-    online=held_online(), offline=st.lists(held_offline, max_size=8), prompts=st.lists(st.integers(1, 200), max_size=4)
+    online=held_online(),
+    later_ms=st.sampled_from([200.0, 400.0, 1000.0]),
+    offline=st.lists(held_offline, min_size=1, max_size=8),
+    prompts=st.lists(st.integers(1, 200), max_size=4),
 )
 def test_offline_work_ends_before_the_first_deadline(
-    online: list[Request], offline: list[Request], prompts: list[int]
+    online: list[Request], later_ms: float, offline: list[Request], prompts: list[int]
 ) -> None:
+    assume(online)
+    for request in online:
+        request.deadline_ms += later_ms
     table = make_timed_table([*online, *offline])
     state = step_state(table, pace=PACE, policy=Policy(packing="kv-aware"), num_free_blocks=500)
     schedule = KV_AWARE.schedule(state, queue_of([make_request(kind=OFFLINE, prompt=prompt) for prompt in prompts]))
-    if not (table.holds_online and schedule.entries) or schedule.entries[-1].kind is Kind.ONLINE:
-        return
+    assume(schedule.entries and schedule.entries[-1].kind is OFFLINE)
     in_batch = [table.get(each.request_id) for each in schedule.entries if each.kind is Kind.ONLINE]
     assert all(left_ms(each, PACE) >= schedule.latency_ms - 1e-9 for each in in_batch if each is not None)
     decodes = [each.request_id for each in table.running(Kind.ONLINE).values() if each.is_decode]

@@ -312,6 +312,7 @@ def test_a_turn_comes_after_the_prompts_and_where_no_place_is_left_after_answers
     first of eight answers of 100 steps is expected after an eighth of them."""
     steps = LinearLatencyModel(10, 0, 0, 0, 0, 0, 0)
     assert make_target().wait_ms(steps, 100, 8) == 0
+    assert make_target(work=BatchFeatures(prefill_requests=1)).wait_ms(steps, 0, 8) >= 0, "of nothing"
     prompt = BatchFeatures(prefill_tokens=3 * STEP_TOKENS, prefill_requests=1)
     assert make_target(work=prompt).wait_ms(steps, 100, 8) == 30
     seven, eight, twelve = (BatchFeatures(decode_kv_tokens=50 * n, decode_requests=n) for n in (7, 8, 12))

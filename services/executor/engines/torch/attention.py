@@ -51,6 +51,8 @@ class ShapeProbe:
     def __call__(
         self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
     ) -> Tensor:
+        if layer in self.shapes:
+            raise EngineError(f"{type(layer).__name__} attends more than once, with KV of each")
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], scale, window)
         group_size = query.shape[1] // key.shape[1]
         rows, keys, values = (heads.transpose(0, 1) for heads in (query, key, value))

@@ -108,7 +108,7 @@ class TorchEngine(EngineOnTorch):
         if chosen.type == "cpu":
             keep_freed_memory()
         with torch.inference_mode():
-            model = LoadedModel.load(path, chosen, dtype)
+            model = LoadedModel.load(path, chosen, dtype, max_model_len or facts.max_model_len)
             kv_caches = _allocate(model, block_size, num_blocks, chosen)
             host = host_pool_of(list(kv_caches.values()), num_host_slots)
         blocks = next(iter(kv_caches.values())).shape[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,8 @@ from shared.errors import ConfigError, EngineError, ModelError
 logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 5
+GO_BY_THE_STEP = ("dynamic", "longrope")  # frequencies that transformers chooses by the longest context of a step
+CHUNKED = "chunked_attention"
 
 
 class Forward(Protocol):
@@ -47,10 +49,12 @@ class LoadedModel:
     shapes: dict[Layer, LayerShape]  # of its attention layers, in their order
 
     @classmethod
-    def load(cls, path: Path, device: torch.device, dtype: str) -> LoadedModel:
-        """The fastest forward pass that gives the logits of transformers. Raises ModelError for a model that cannot be
-        run, ConfigError for a dtype that there is not."""
+    def load(cls, path: Path, device: torch.device, dtype: str, max_model_len: int) -> LoadedModel:
+        """The fastest forward pass that gives the logits of transformers, of contexts of so many tokens. Raises
+        ModelError for a model that cannot be run, ConfigError for a dtype that there is not."""
         model, model_dtype = _read_model(path, device, dtype)
+        if why := why_not_exact(model.config.to_dict(), max_model_len):  # type: ignore[operator, union-attr]
+            raise ModelError(f"the torch engine cannot run {path}: {why}")
         shapes, expected = probe(TransformersForward(model), device)
         layers = list(shapes.values())
         if missing := layers_without_attention(model, len(layers)):
@@ -160,6 +164,33 @@ def layers_without_attention(model: torch.nn.Module, num_attended: int) -> str:
         f"{type(model).__name__} has {num_layers} layers, of which {num_attended} use plain attention: "
         f"only dense decoders can be run"
     )
+
+
+def why_not_exact(config: Mapping[str, Any], max_model_len: int) -> str:
+    """What is wrong with serving so long contexts, by the model's config.json: tokens that would depend on others of a
+    step, or on a mask that is not built here. Empty where nothing is."""
+    config = config.get("text_config") or config
+    for rope in _ropes(config):
+        kind = rope.get("rope_type", rope.get("type"))
+        original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+        trained = original or config.get("max_position_embeddings") or max_model_len
+        if kind in GO_BY_THE_STEP and max_model_len > trained:
+            what = f"beyond {trained} tokens its rotary embedding ({kind}) goes by the longest request of a step"
+            return f"{what}: limit its context with max_model_len = {trained}, or choose --engine vllm"
+    chunk = config.get("attention_chunk_size") or max_model_len
+    if CHUNKED in (config.get("layer_types") or ()) and chunk < max_model_len:
+        what = f"it attends in chunks of {chunk} tokens, which is not known here"
+        return f"{what}: limit its context with max_model_len = {chunk}, or choose --engine vllm"
+    return ""
+
+
+def _ropes(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Of the whole model, or of each of its kinds of layers."""
+    for name in ("rope_parameters", "rope_scaling"):
+        found = config.get(name)
+        for each in (found, *found.values()) if isinstance(found, dict) else ():
+            if isinstance(each, dict):
+                yield each
 
 
 def _are_close(logits: Tensor, expected: Tensor) -> bool:

@@ -42,7 +42,7 @@ def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks |
         _store(tokens, whole, _draw_whole(_scaled(logits, top, rows, whole), _uniforms_of(rows, whole)))
     if truncated:
         scaled = _scaled(logits, top, rows, truncated)
-        _draw_truncated(scaled, rows, truncated, FIRST_CANDIDATES, tokens)
+        _draw_truncated(scaled, rows, truncated, FIRST_CANDIDATES, tokens, logits.dtype is not torch.float32)
     return tokens
 
 
@@ -119,14 +119,20 @@ def _draw_whole(scaled: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_truncated(
-    scaled: torch.Tensor, rows: list[SampleRow], indices: list[int], num_candidates: int, tokens: list[int]
+    scaled: torch.Tensor,
+    rows: list[SampleRow],
+    indices: list[int],
+    num_candidates: int,
+    tokens: list[int],
+    has_ties: bool,
 ) -> None:
-    """From the most probable tokens, cumulated from the most probable down."""
+    """From the most probable tokens, cumulated from the most probable down. ``has_ties``: many tokens are equally
+    probable, as they are by logits of half precision."""
     vocab_size = scaled.shape[-1]
     top_ks = [min(rows[i].sampling.top_k or vocab_size, vocab_size) for i in indices]
     limited = [top_k for top_k in top_ks if top_k < vocab_size]
     num_candidates = min(max(num_candidates, *limited, 1), vocab_size)
-    values, token_ids = scaled.topk(num_candidates, dim=-1)
+    values, token_ids = _most_probable(scaled, num_candidates, has_ties)
     weights = values.double().exp_()
     top_k = torch.tensor(top_ks, device=scaled.device)[:, None]
     top_p = torch.tensor([rows[i].sampling.top_p for i in indices], dtype=torch.float64, device=scaled.device)[:, None]
@@ -142,7 +148,20 @@ def _draw_truncated(
     _store(tokens, [i for i, is_done in zip(indices, done, strict=True) if is_done], token_ids.gather(1, rank)[done, 0])
     open_rows = [row for row, is_done in enumerate(done) if not is_done]
     if open_rows:
-        _draw_truncated(scaled[open_rows], rows, [indices[row] for row in open_rows], 8 * num_candidates, tokens)
+        _draw_truncated(
+            scaled[open_rows], rows, [indices[row] for row in open_rows], 8 * num_candidates, tokens, has_ties
+        )
+
+
+def _most_probable(scaled: torch.Tensor, count: int, has_ties: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log weights, none above 0, and ids of so many tokens, [num_rows, count]. With ties by probability, then by id:
+    ``topk`` has them in an order that depends on how many are asked for, which is somebody else's affair."""
+    if not has_ties:
+        return scaled.topk(count, dim=-1)
+    ids = torch.arange(scaled.shape[-1], device=scaled.device)
+    ranks = (scaled.abs().view(torch.int32).long() << 32) | ids
+    chosen = ranks.topk(count, dim=-1, largest=False).values & 0xFFFFFFFF
+    return scaled.gather(1, chosen), chosen
 
 
 def _store(tokens: list[int], indices: list[int], drawn: torch.Tensor) -> None:

@@ -52,13 +52,20 @@ def profile(
     stopped_by: int | None = None
     with errors_as_lines(console):
         if live:
-            plan = workload.plan(duration or LIVE_DURATION_S, None)
+            plan = workload.plan(LIVE_DURATION_S if duration is None else duration, None)
             address = server_url(url, stack.data_dir)
             record, stopped_by = asyncio.run(profile_live(stack, address, plan, searching, console))
             records = [record]
         elif workload.online or workload.offline:
             record, stopped_by = profile_simulated(
-                workload, machine, strategy, clients, searching, model, duration or DURATION_S, console
+                workload,
+                machine,
+                strategy,
+                clients,
+                searching,
+                model,
+                DURATION_S if duration is None else duration,
+                console,
             )
             records = [record]
         elif now:

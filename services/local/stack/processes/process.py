@@ -8,13 +8,12 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from services.local.stack.processes import tether
+from shared.process.tether import tied
 
 GRACE_S = 10.0
 MAX_LOG_BYTES = 10 * 1024 * 1024
@@ -46,12 +45,10 @@ class Process:
     @classmethod
     async def start(cls, command: Command, *, capture_stdout: bool = False) -> Process:
         """Raises OSError where the program cannot be run."""
-        tied = (sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()))
         with open_log(command.log) as log:
             log_start = log.tell()
             process = await asyncio.create_subprocess_exec(
-                *(tied if sys.platform.startswith("linux") else ()),
-                *command.argv,
+                *tied(*command.argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if capture_stdout else log,
                 stderr=log,

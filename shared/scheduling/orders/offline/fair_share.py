@@ -40,6 +40,7 @@ class FairShare:
         self._batches: dict[str, BatchAccount] = {}
         self._num_tokens: dict[str, int] = {}  # of each request, with the most output that it may have
         self._charges: dict[str, Charge] = {}  # of taken requests
+        self._owing: dict[str, float] = {}  # what clients were charged that have nothing here, where that is most
         self._reached = 0.0  # what the client that was served last had been charged before
 
     @property
@@ -88,7 +89,7 @@ class FairShare:
         if not batch.num_known:
             del self._batches[batch.batch_id], batch.client.batches[batch.batch_id]
             if not batch.client.batches:
-                del self._clients[batch.client.client_id]
+                self._forget(batch.client)
 
     def leave(self, reader: str) -> None:
         self._order.leave(reader)
@@ -138,9 +139,19 @@ class FairShare:
         if batch is None:
             client = self._clients.get(client_id)
             if client is None:
-                client = self._clients[client_id] = ClientAccount(client_id)
+                charged = self._owing.pop(client_id, 0.0)
+                client = self._clients[client_id] = ClientAccount(client_id, charged=charged)
             batch = self._batches[batch_id] = client.batches[batch_id] = BatchAccount(batch_id, client)
         return batch
+
+    def _forget(self, client: ClientAccount) -> None:
+        """It has nothing here. What it was charged beyond the others is kept until they were charged as much: who sends
+        one request after another gets no more than who sends all at once."""
+        del self._clients[client.client_id]
+        self._owing[client.client_id] = client.charged
+        waiting = [each.charged for each in self._clients.values() if each.num_waiting]
+        floor = min(waiting, default=self._reached)
+        self._owing = {key: charged for key, charged in self._owing.items() if charged > floor}
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the accounts and the order disagree."""

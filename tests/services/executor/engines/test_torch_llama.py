@@ -17,6 +17,7 @@ from tests.services.executor.engines.test_torch_models import FAMILIES, save_mod
 
 CPU = torch.device("cpu")
 OURS = ["llama", "mistral", "qwen2", "qwen3"]
+MAX_MODEL_LEN = 256
 NUM_TOKENS = 11  # within the window of the family that has one
 
 
@@ -56,7 +57,7 @@ def test_logits_equal_transformers(
 def test_families(family: str, tmp_path: Path) -> None:
     save_model(tmp_path, family, **FAMILIES[family])
     with torch.inference_mode():
-        loaded = LoadedModel.load(tmp_path, CPU, "auto")
+        loaded = LoadedModel.load(tmp_path, CPU, "auto", MAX_MODEL_LEN)
     assert isinstance(loaded.forward, LlamaForward if family in OURS else TransformersForward)
     window = FAMILIES[family].get("sliding_window")
     assert [shape.window for shape in loaded.shapes.values()] == [window, window]
@@ -68,7 +69,7 @@ def test_scaled_positions(tmp_path: Path) -> None:
     model = save_model(tmp_path, "llama", rope_parameters=scaling)
     input_ids, positions = tokens_of(100)
     with torch.inference_mode():
-        loaded = LoadedModel.load(tmp_path, CPU, "auto")
+        loaded = LoadedModel.load(tmp_path, CPU, "auto", MAX_MODEL_LEN)
         logits = loaded.forward(input_ids, positions, positions, ShapeProbe())
         assert isinstance(loaded.forward, LlamaForward)
         torch.testing.assert_close(logits, model(input_ids[None]).logits[0], atol=1e-3, rtol=1e-3)
@@ -102,7 +103,7 @@ def test_a_layer_that_computes_something_else_is_transformers_own(
     model = save_model(tmp_path, "llama")
     input_ids, positions = tokens_of(NUM_TOKENS)
     with torch.inference_mode(), caplog.at_level(logging.WARNING):
-        loaded = LoadedModel.load(tmp_path, CPU, "auto")
+        loaded = LoadedModel.load(tmp_path, CPU, "auto", MAX_MODEL_LEN)
         logits = loaded.forward(input_ids, positions, positions, ShapeProbe())
         torch.testing.assert_close(logits, model(input_ids[None]).logits[0], atol=1e-4, rtol=1e-4)
     assert isinstance(loaded.forward, TransformersForward)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.executor.engines.torch.engine import TorchEngine
+from services.executor.engines.torch.model import why_not_exact
 from shared.errors import ModelError
 from shared.protocol.sampling import SamplingParams
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
@@ -103,3 +104,49 @@ def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch"}))
     with pytest.raises(ModelError, match="cannot load the model"):
         TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
+
+
+def longrope(original: int) -> dict[str, Any]:
+    """As Phi-3 has it: other factors for requests of more than ``original`` tokens."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": original, **factors}
+    return {"rope_parameters": rope, "original_max_position_embeddings": original, "sliding_window": None}
+
+
+def test_a_rotary_embedding_that_goes_by_others_of_a_step_is_refused_unless_it_cannot(tmp_path: Path) -> None:
+    """transformers chooses the factors by the longest request of all that it is given."""
+    model = save_model(tmp_path, "phi3", **longrope(32))
+    with pytest.raises(ModelError, match=r"longrope.* limit its context with max_model_len = 32"):
+        TorchEngine.load(tmp_path, "phi3", device="cpu", num_blocks=60, num_threads=1)
+    engine = TorchEngine.load(tmp_path, "phi3", device="cpu", num_blocks=60, num_threads=1, max_model_len=32)
+    prompt = [5, 6, 7, 8]
+    requests = [Request("r", prompt, SamplingParams(max_tokens=8, temperature=0.0))]
+    output = EngineDriver(engine, seed=3, max_tokens=60).run(requests)["r"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    assert output == logits.argmax(-1).tolist()
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "max_model_len", "said"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 100}, 200, "= 100"),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}, 65, "= 64"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}, "max_position_embeddings": 9}, 10, "= 9"),
+        ({"text_config": {"layer_types": ["chunked_attention"], "attention_chunk_size": 64}}, 65, "= 64"),
+        ({"layer_types": ["chunked_attention"], "attention_chunk_size": 64}, 64, ""),
+        ({"layer_types": ["full_attention"], "attention_chunk_size": 64}, 65, ""),
+        ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 64}}, 256, ""),
+        ({"rope_scaling": None, "max_position_embeddings": 64}, 128, ""),
+    ],
+)
+def test_what_is_not_exact_is_known_by_the_configuration(config: dict[str, Any], max_model_len: int, said: str) -> None:
+    why = why_not_exact(config, max_model_len)
+    assert bool(why) is bool(said) and said in why
+
+
+def test_attention_that_is_asked_twice_in_a_layer_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, "diffllama")
+    with pytest.raises(ModelError, match="DiffLlamaAttention attends more than once"):
+        TorchEngine.load(tmp_path, "diffllama", device="cpu", num_blocks=60, num_threads=1)

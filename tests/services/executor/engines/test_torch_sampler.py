@@ -123,3 +123,20 @@ def test_a_row_that_is_not_a_number_has_no_token(temperature: float) -> None:
     assert gathered is not None and unharmed is not None
     for found, wanted in zip(gathered, unharmed, strict=True):
         assert found[[0, 3]].equal(wanted[[0, 3]]) and not found[[1, 2]].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_of_equally_probable_tokens_the_order_is_nobody_elses_affair(dtype: torch.dtype) -> None:
+    """Logits of half precision have many; another request of the step asks for more candidates."""
+    torch.manual_seed(0)
+    logits = (2 * torch.randn(1, VOCAB)).to(dtype)
+    ranked = sorted(range(VOCAB), key=lambda token: (-logits[0, token].item(), token))
+    drawn = set()
+    for position in range(60):
+        row = SampleRow(SamplingParams(max_tokens=1, top_k=50, seed=7), position)
+        alone = sample(logits, [row])
+        for top_k in (400, 4999):
+            mate = SampleRow(SamplingParams(max_tokens=1, top_k=top_k, seed=7), position)
+            assert sample(logits.repeat(2, 1), [row, mate])[:1] == alone
+        drawn.update(alone)
+    assert drawn <= set(ranked[:50]) and len(drawn) > 10

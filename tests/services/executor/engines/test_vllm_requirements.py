@@ -38,7 +38,9 @@ def test_settings_are_refused_before_anything_is_loaded() -> None:
 
 @NEEDS_VLLM
 def test_packages_that_break_vllm_are_named(tmp_path: Path) -> None:
-    """A torchvision of another build than torch fails like this one."""
+    """A torchvision of another build than torch fails like this one, here in a vLLM that imports nothing else."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("import torchvision")
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms')")
     metadata = tmp_path / "torchvision-0.1.dist-info"

@@ -5,8 +5,6 @@ import contextlib
 import hashlib
 import json
 import signal
-import subprocess
-import sys
 import tomllib
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
@@ -38,6 +36,7 @@ from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Tria
 from shared.scheduling.kv.pool import BlockOwners
 from shared.scheduling.placement.role import Role
 from shared.watch.stack_watch import StackWatch
+from tests.programs import run_slackwater
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 from tests.services.profiler.profiling import KEY, executor_info, until
 
@@ -64,8 +63,9 @@ PROFILE = SloProfileRecord(
 
 def key_command(*arguments: str) -> str:
     """The last word that ``slackwater key`` prints."""
-    command = [sys.executable, "-c", "from services.local.cli import main; main()", "key", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+    done = run_slackwater("key", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-1]
 
 
 def beat(executor_id: str = "executor-0", steps: int = 0, offline_tokens: int = 0) -> Heartbeat:

@@ -255,6 +255,9 @@ def test_what_a_kill_left_out_is_submitted_with_the_jobs_id(rig: GatewayRig, tmp
     assert (unfinished.exit_code, f"--resume {job_id}" in unfinished.stderr) == (1, True), unfinished.stderr
     other = run(rig, "submit", rows, "--max-tokens", "3", "--batch-rows", "5", "--resume", job_id)
     assert (other.exit_code, "are not those of" in other.stderr) == (1, True), other.stderr
+    for no_job in ("foo", "job_zz", job_id[:-1]):
+        refused = run(rig, *args[1:-2], "--resume", no_job)
+        assert (refused.exit_code, "is no id of a job" in refused.stderr) == (2, True), refused.stderr
     done = run(rig, *args[1:-2], "--resume", job_id, "--output", output)
     assert done.exit_code == 0, done.output
     assert [row["text"] for row in read_csv(output)] == [f"number {n}" for n in range(300)]

@@ -2,6 +2,8 @@
 status 2, before anything is done. And files that are torn, for those that read some."""
 
 import json
+import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -16,7 +18,8 @@ from services.local.command_group import DeferredCommand
 from services.local.stack.data_dir import DataDir
 from services.profiler.simulation.setup import read_latency_model
 from shared.errors import StackError
-from tests.fuzzing.files import bad_files
+from shared.latency.features import BatchFeatures
+from tests.fuzzing.files import RUBBISH, bad_files
 
 COUNT = 100
 WRONG = {int: ("x", "", "1.5", "nan", "9" * 5000), float: ("x", "", "nan", "inf", "-inf", "1e999")}
@@ -66,10 +69,16 @@ def test_a_torn_latency_model_is_no_model(tmp_path: Path) -> None:
     assert read_latency_model(path)
     for content in bad_files(good, Random(1), COUNT, is_json=True):
         path.write_bytes(content)
+        if content in RUBBISH or (len(content) < len(good) and good.startswith(content)):
+            with pytest.raises(WorkloadError, match=re.escape(str(path))):
+                read_latency_model(path)
+            continue
         try:
-            read_latency_model(path)
+            read = read_latency_model(path)
         except WorkloadError as error:
             assert str(path) in str(error)
+        else:
+            assert 0 <= read.predict_ms(BatchFeatures(8, 1, 10, 2, 36)) < math.inf
     path.write_bytes(b"[")
     done = run("simulate", "--online", str(path), "--plan-model", str(path))
     assert done.exit_code and str(path) in done.output and isinstance(done.exception, SystemExit)

@@ -1,6 +1,7 @@
 """``slackwater config``, and what the other commands make of a configuration file."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 from services.local.cli import app
 from services.local.commands.config import config_template, reference, toml_value
 from services.local.stack.catalogue import SERVICES, STACK_SETTINGS, all_values, read_config, stack_options, tables
-from shared.errors import ConfigError
+from services.local.stack.data_dir import DataDir, StackFile
+from shared.errors import ConfigError, StackError
 from shared.settings.config import Origin
 
 ROOT = Path(__file__).parents[4]
@@ -50,12 +52,12 @@ def test_a_file_that_is_there_is_kept(folder: Path) -> None:
     (folder / "slackwater.toml").write_text("[stack]\n")
     status, _, stderr = slackwater("config", "init")
     assert (status, stderr) == (
-        1,
+        2,
         "error: slackwater.toml is there already; replace it with --force, or name another file\n",
     )
     assert slackwater("config", "init", "--force")[0] == 0
     assert (folder / "slackwater.toml").read_text() == config_template()
-    assert slackwater("config", "init", "no-such-folder/x.toml")[0] == 1
+    assert slackwater("config", "init", "no-such-folder/x.toml")[0] == 2
 
 
 def test_show_tells_what_each_of_several_models_has(folder: Path) -> None:
@@ -152,6 +154,39 @@ def test_other_commands_find_the_bus_in_the_file(folder: Path, nats_url: str) ->
     assert [record["name"] for record in json.loads(listed)] == ["alice"]
     assert f"no service answers on {nats_url}" in slackwater("status")[2]
     assert "does not answer" in slackwater("status", SLACKWATER_NATS="nats://127.0.0.1:1")[2]
+
+
+@pytest.mark.parametrize("setting", ["nats = 5", "data_dir = 5"])
+def test_other_commands_name_what_is_no_text_in_the_file(folder: Path, setting: str) -> None:
+    (folder / "slackwater.toml").write_text(f"[stack]\n{setting}\n")
+    for command in (("status",), ("key", "list"), ("batch", "list")):
+        status, _, stderr = slackwater(*command)
+        name = setting.partition(" ")[0]
+        if name == "data_dir" or command[0] != "batch":
+            assert (status, f"line 2: {name} is 5, and has to be a string" in stderr) == (2, True), stderr
+
+
+def test_a_bad_configuration_is_the_same_to_every_command(folder: Path) -> None:
+    (folder / "slackwater.toml").write_text("[stack\n")
+    for command in (("config", "show"), ("key", "list"), ("status",), ("up",)):
+        status, _, stderr = slackwater(*command)
+        assert (status, "slackwater.toml cannot be read" in stderr) == (2, True), stderr
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_stack_is_there_as_long_as_its_supervisor_holds_its_folder(folder: Path, is_held: bool) -> None:
+    """Its number may be another process's by now."""
+    data_dir = DataDir(folder / "data")
+    stack = StackFile(os.getpid(), "nats://127.0.0.1:1", "http://127.0.0.1:1", "m", "sim", True, {})
+    with data_dir.locked():
+        data_dir.write_stack(stack)
+        if is_held:
+            assert data_dir.read_stack() == stack
+            return
+    with pytest.raises(StackError, match="is gone"):
+        data_dir.read_stack()
+    with data_dir.locked():  # whoever looks lets go of it
+        assert data_dir.read_stack() == stack
 
 
 def test_every_setting_has_one_table() -> None:

@@ -171,6 +171,23 @@ def test_several_prompts_have_their_own_choices() -> None:
     assert request.choices() == [*first, *second]
 
 
+def test_an_answer_without_content_may_be_sent_back() -> None:
+    """As of a model that was cut while it thought."""
+    answer = {"role": "assistant", "content": None, "reasoning": "Let me"}
+    messages = [{"role": "user", "content": "a"}, answer, {"role": "user", "content": "b"}]
+    sent = parse(CHAT, messages=messages).prompt_token_ids
+    assert sent == parse(CHAT, messages=[messages[0], answer | {"content": ""}, messages[2]]).prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"), [([[1], [999_999]], "prompt[1][0]"), (["a", ""], "prompt[1]"), (["a", 5], "prompt[1]")]
+)
+def test_of_several_prompts_the_bad_one_is_named(prompt: list[Any], param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse(TEXT, prompt=prompt)
+    assert refused.value.param == param
+
+
 def test_content_parts_are_joined_and_developer_is_system() -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     with_parts = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
@@ -326,10 +343,10 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"prompt": None}, "prompt"),
     (TEXT, {"prompt": ""}, "prompt"),
     (TEXT, {"prompt": []}, "prompt"),
-    (TEXT, {"prompt": [[]]}, "prompt"),
+    (TEXT, {"prompt": [[]]}, "prompt[0]"),
     (TEXT, {"prompt": {"a": 1}}, "prompt"),
-    (TEXT, {"prompt": ["a", ""]}, "prompt"),
-    (TEXT, {"prompt": ["a", 5]}, "prompt"),
+    (TEXT, {"prompt": ["a", ""]}, "prompt[1]"),
+    (TEXT, {"prompt": ["a", 5]}, "prompt[1]"),
     (TEXT, {"prompt": ["a"] * 65}, "prompt"),
     (TEXT, {"prompt": ["a", [7] * 256]}, "prompt"),
     (TEXT, {"prompt": [1, "a"]}, "prompt[1]"),

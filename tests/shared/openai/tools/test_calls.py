@@ -62,6 +62,10 @@ ONLY_TEXT: list[tuple[ToolFormat, str]] = [
     (HERMES, "<tool_call> hello </tool_call>"),
     (HERMES, "<tool_call>{'name': 1}</tool_call>"),
     (HERMES, f"{CALLS[HERMES][0].removesuffix('</tool_call>')} more"),
+    *(
+        (HERMES, call(HERMES, "get_time", {}).replace("{}", f'{{"a": {value}}}'))
+        for value in ("NaN", "-Infinity", "1e999", "[" * 200 + "]" * 200)
+    ),
     (HERMES, CALLS[LLAMA][0]),
     (LLAMA, f"It is {CALLS[LLAMA][0]}"),
     (LLAMA, '{"city": "Paris"}'),
@@ -101,6 +105,12 @@ def test_calls_are_found_wherever_the_text_is_cut(
 def test_what_only_looks_like_a_call_comes_out_as_it_is(format: ToolFormat, text: str) -> None:
     for pieces in cuts_of(text):
         assert pushed(use(format), pieces) == (text, []), pieces
+
+
+@pytest.mark.parametrize("depth", [980, 985, 990, 995, 2000])
+def test_arguments_however_deep_are_text_or_a_call(depth: int) -> None:
+    text = call(HERMES, "get_time", {}).replace("{}", f'{{"a": {"[" * depth}{"]" * depth}}}')
+    assert pushed(use(HERMES), [text]) == (text, [])
 
 
 @pytest.mark.parametrize("format", ToolFormat)

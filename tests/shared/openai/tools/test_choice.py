@@ -12,6 +12,8 @@ import pytest
 from llguidance import LLMatcher
 
 from shared.openai.completions.requests import CHAT, CompletionRequest, parse_completion
+from shared.openai.errors import RequestError
+from shared.openai.fields import MAX_ITEMS
 from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat
@@ -88,6 +90,52 @@ def test_strict_functions_are_kept_to_where_the_model_chooses_to_call(
         assert accepts(tokenizer, held, f"I look. {weather}")
     for text in (weather[:-1], weather.replace("city", "town"), weather.replace("get_weather", "get_news")):
         assert not accepts(tokenizer, held, text), text
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+@pytest.mark.parametrize(
+    "parameters", [{"properties": {"city": {"type": "string"}}, "required": ["city"]}, {"description": "any"}]
+)
+def test_arguments_are_objects_where_the_parameters_do_not_say_so(
+    folders: dict[ToolFormat, Path], format: ToolFormat, parameters: dict[str, Any]
+) -> None:
+    tokenizer = Tokenizer.from_folder(folders[format])
+    loose = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    grammar = parse(tokenizer, tools=[loose], tool_choice="required").sampling.grammar
+    weather, _ = CALLS[format]
+    assert accepts(tokenizer, grammar, weather)
+    for value in ('"Paris"', "5", "null", '["Paris"]'):
+        assert not accepts(tokenizer, grammar, weather.replace('{"city": "Paris"}', value))
+
+
+def test_parameters_that_are_no_object_are_refused(folders: dict[ToolFormat, Path]) -> None:
+    tokenizer = Tokenizer.from_folder(folders[ToolFormat.HERMES])
+    text = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "string"}}}
+    with pytest.raises(RequestError, match="the parameters of get_weather are no object") as refused:
+        parse(tokenizer, tools=[text], tool_choice="required")
+    assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize("bound", ["minItems", "maxItems"])
+def test_more_items_than_a_grammar_can_hold_are_refused_before_it_is_made(
+    folders: dict[ToolFormat, Path], bound: str
+) -> None:
+    """Made, it would take all memory there is."""
+    tokenizer = Tokenizer.from_folder(folders[ToolFormat.HERMES])
+    one, many = {"type": "array", bound: 10**9}, {"anyOf": [{"type": "array", bound: MAX_ITEMS // 4}] * 5}
+    for items in (one, many, {"type": "array", bound: 1e300}):
+        answer = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"list": items}}}}
+        tool = {
+            "type": "function",
+            "function": {"name": "f", "strict": True, "parameters": {"properties": {"l": items}}},
+        }
+        for param, fields in (("response_format", {"response_format": answer}), ("tools", {"tools": [tool]})):
+            with pytest.raises(RequestError, match="minItems and maxItems come to more than 50000 in all") as refused:
+                parse(tokenizer, **fields)
+            assert refused.value.param == param
+    few = {"type": "array", "items": {"type": "integer"}, bound: 100}
+    answer = {"type": "json_schema", "json_schema": {"name": "x", "schema": few}}
+    assert parse(tokenizer, response_format=answer).sampling.grammar
 
 
 def test_several_calls_only_where_they_are_parallel(folders: dict[ToolFormat, Path]) -> None:

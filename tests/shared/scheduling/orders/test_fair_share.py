@@ -120,6 +120,31 @@ def test_nobody_saves_up_idle_time() -> None:
     assert serve(order, 20).count("b") == 10
 
 
+def test_who_sends_one_request_after_another_gets_no_more_than_who_sends_all_at_once() -> None:
+    """Nothing of it is known between them."""
+    order = fair({"small": Share("ben")} | {f"large-{n}": Share("ann") for n in range(1000)})
+    add(order, "small", 1000, tokens=10)
+    tokens, number = {"ann": 0, "ben": 0}, 0
+    for _ in range(500):
+        if not any(request.request_id.startswith("large") for request in order.in_order()):
+            add(order, f"large-{number}", 1, tokens=1000)
+            number += 1
+        (batch_id,) = serve(order, 1)
+        is_large = batch_id.startswith("large")
+        tokens["ann" if is_large else "ben"] += 1000 if is_large else 10
+    assert abs(tokens["ann"] - tokens["ben"]) <= 1010
+    assert len(order._owing) <= 1
+
+
+def test_what_a_client_owes_is_forgotten_once_the_others_were_charged_as_much() -> None:
+    order = fair({f"b{n}": Share(f"client-{n}") for n in range(50)} | {"other": Share("other")})
+    for number in range(50):
+        add(order, f"b{number}", 1, tokens=100)
+    add(order, "other", 200, tokens=100)
+    serve(order, 250)
+    assert order.num_waiting == 0 and len(order._owing) <= 1
+
+
 def test_a_new_client_does_not_owe_what_others_were_served_before() -> None:
     order = fair({"a": Share("ann"), "b": Share("ben")})
     add(order, "a", 100)

@@ -12,6 +12,13 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def tied(*command: str) -> tuple[str, ...]:
+    """The command as a child of this process that ends with it, however that ends; on Linux, elsewhere as it is."""
+    if not sys.platform.startswith("linux"):
+        return command
+    return sys.executable, "-I", "-S", __file__, str(os.getpid()), *command
+
+
 def main(parent_pid: int, command: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
