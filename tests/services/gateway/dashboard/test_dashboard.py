@@ -241,7 +241,7 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
     await batches.put("batch_2", batch(id="batch_2", error_file_id="file_2", metadata={"name": "nightly"}, **ended))
     async with hub.viewer():
         number, now = 0, {"executors": [], "ended": [], "budgets": []}
-        while not (now["executors"] and now["ended"] and now["budgets"]):
+        while not (now["executors"] and now["ended"] and now["budgets"] and now["budgets"][0]["profile"]):
             await bus.publish(subjects.heartbeat("executor-0"), beat())
             await bus.publish(subjects.online("executor-0"), served(200.0))
             number, event = await next_of(hub, number)
