@@ -1,7 +1,9 @@
 """Traces and other inputs that are torn or something else: an error in words that names the file and the line."""
 
+import csv
 import gzip
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -32,6 +34,14 @@ def test_a_trace_is_read_or_refused_in_words(tmp_path: Path, kind: str) -> None:
             assert str(path) in str(error)
 
 
+@pytest.fixture
+def usual_field_limit() -> Iterator[None]:
+    """Who reads tables in this process sets it for all."""
+    before = csv.field_size_limit(128 * 1024)
+    yield
+    csv.field_size_limit(before)
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -44,7 +54,7 @@ def test_a_trace_is_read_or_refused_in_words(tmp_path: Path, kind: str) -> None:
         (b"2023-11-16\x0018:15:46.5,1,1", r"'2023-11-16\x0018:15:46.5' is not a time"),
     ],
 )
-def test_rows_that_are_none(tmp_path: Path, row: bytes, said: str) -> None:
+def test_rows_that_are_none(tmp_path: Path, row: bytes, said: str, usual_field_limit: None) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(HEADER + row + b"\n")
     with pytest.raises(TraceError, match=f"^{re.escape(str(path))}, line .*{re.escape(said)}"):

@@ -154,10 +154,10 @@ def test_inputs_that_begin_alike_are_computed_once(rig: GatewayRig) -> None:
     [
         ({"input": ""}, "input", "input is empty"),
         ({"input": []}, "input", "input is empty"),
-        ({"input": ["a", ""]}, "input", "input is empty"),
+        ({"input": ["a", ""]}, "input[1]", "is empty"),
         ({"input": None}, "input", "input is missing"),
         ({"input": [10**6]}, "input[0]", "outside the vocabulary"),
-        ({"input": [[1], [2.5]]}, "input[0]", "not a token id"),
+        ({"input": [[1], [2.5]]}, "input[1][0]", "not a token id"),
         ({"input": ["a"] * (MAX_INPUTS + 1)}, "input", f"a request takes {MAX_INPUTS} at most"),
         ({"input": [5] * 8192}, "input", "this server takes at most 8191"),
         ({"dimensions": 3}, "dimensions", "not trained for shorter"),

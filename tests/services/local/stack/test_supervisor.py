@@ -179,9 +179,10 @@ def make_stack_file(supervisor_pid: int) -> StackFile:
 def test_the_stack_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     data_dir = DataDir(tmp_path)
     stack = make_stack_file(os.getpid())
-    data_dir.write_stack(stack)
-    assert data_dir.read_stack() == stack
-    assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
+    with data_dir.locked():
+        data_dir.write_stack(stack)
+        assert data_dir.read_stack() == stack
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "stack.json"]
     data_dir.remove_stack()
     with pytest.raises(StackError, match="no stack runs in"):
         data_dir.read_stack()
