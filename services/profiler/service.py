@@ -74,7 +74,7 @@ class Profiler(Service):
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_executors())
             group.create_task(self._slo_budgets.run())
-            group.create_task(LiveHolds(self._bus).run())
+            group.create_task(LiveHolds(self._bus, self._budgets).run())
             while True:
                 info = await self._registered.get()
                 try:

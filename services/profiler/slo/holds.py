@@ -7,7 +7,6 @@ from contextlib import suppress
 from shared.bus import Bucket, Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
-from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 
 logger = logging.getLogger(__name__)
@@ -19,14 +18,13 @@ MAX_MISSED = 6  # of them; periods are counted, so that a process that stood sti
 class LiveHolds:
     """A search that is killed puts nothing back: it is done here, once nothing has been heard of it for a while."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, budgets: Bucket[BudgetRecord]) -> None:
         self._bus = bus
+        self._budgets = budgets
         self._missed: dict[str, int] = {}  # words of a search, by profile key
-        self._budgets: Bucket[BudgetRecord]
 
     async def run(self) -> None:
         """Until cancelled."""
-        self._budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._budgets.follow(self.on_budget))
             while True:

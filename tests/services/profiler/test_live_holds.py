@@ -25,11 +25,10 @@ async def budgets(bus: Bus) -> Bucket[BudgetRecord]:
 
 
 @pytest.fixture
-async def holds(bus: Bus) -> AsyncIterator[LiveHolds]:
+async def holds(bus: Bus, budgets: Bucket[BudgetRecord]) -> AsyncIterator[LiveHolds]:
     """Its periods are the tests' own."""
-    made = LiveHolds(bus)
-    made._budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-    following = asyncio.create_task(made._budgets.follow(made.on_budget))
+    made = LiveHolds(bus, budgets)
+    following = asyncio.create_task(budgets.follow(made.on_budget))
     yield made
     following.cancel()
     await asyncio.wait((following,))
