@@ -134,6 +134,12 @@ class ToolCallChunks(ChunkWriter):
         choice.tokens += tokens
         return self._events(choice.parser.push(text), index)
 
+    def reasoning(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
+        """With the tokens before it, as of a mark that came in parts."""
+        choice = self._choices[index]
+        before, choice.tokens = choice.tokens, []
+        return super().reasoning(text, [*before, *tokens], index)
+
     def finish(self, finish_reason: str, index: int = 0) -> bytes:
         choice = self._choices[index]
         rest = self._events(choice.parser.finish(), index)

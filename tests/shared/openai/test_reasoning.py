@@ -16,8 +16,10 @@ from shared.openai.completions.reasoning_chunks import ReasoningChunks
 from shared.openai.completions.requests import CHAT, parse_completion
 from shared.openai.reasoning import Reasoning, ReasoningParser, part
 from shared.openai.served_model import ServedModel
+from shared.openai.shown_text import LogprobsShape, ShownToken
 from shared.openai.tools.calls import ToolUse
 from shared.protocol.sampling import FinishReason
+from shared.protocol.tokens import TokenLogprobs
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat
 from tests.services.gateway.thinking_model import make_thinking_model
@@ -103,6 +105,22 @@ def test_calls_of_tools_are_found_behind_it() -> None:
     found = deltas(b"".join([*(chunks.text(letter) for letter in text), chunks.finish("stop")]))
     assert "".join(each.get("reasoning", "") for each in found) == choice["message"]["reasoning"]
     assert len([each for each in found if "tool_calls" in each]) == 1
+
+
+def test_tokens_come_in_their_order_where_the_mark_has_several(tokenizer: Tokenizer) -> None:
+    """Also with tools, whose chunks keep tokens back."""
+    tools, shape = ToolUse(ToolFormat.HERMES, ["get_weather"]), LogprobsShape(tokenizer, is_chat=True)
+    pieces = ["<", "think", ">", " I", "</", "think", ">", "Yes", "."]
+    for writer in (ChunkWriter(HEAD, False, shape), ToolCallChunks(HEAD, False, shape, tools=tools)):
+        chunks, events = ReasoningChunks(writer, Reasoning(*MARKS)), b""
+        for number, piece in enumerate(pieces):
+            token = ShownToken(number + 10, TokenLogprobs(-float(number), [], []), 0)
+            events += chunks.text(piece, [token])
+        events += chunks.finish("stop")
+        lines = [line.removeprefix("data: ") for line in events.decode().split("\n\n") if line]
+        found = [json.loads(line)["choices"][0]["logprobs"] for line in lines]
+        logprobs = [entry["logprob"] for each in found if each for entry in each["content"]]
+        assert logprobs == [-float(number) for number in range(len(pieces))]
 
 
 def reasoning_of(tokenizer: Tokenizer, **fields: Any) -> Reasoning | None:
