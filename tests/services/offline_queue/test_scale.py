@@ -18,7 +18,7 @@ WAIT_S = 1500.0
 @pytest.mark.parametrize(
     ("num_lines", "num_bytes", "pool_mb"),
     [
-        pytest.param(20_000, 80_000_000, 8, marks=pytest.mark.slow, id="large"),
+        pytest.param(8_000, 64_000_000, 8, marks=pytest.mark.slow, id="large"),
         pytest.param(50_000, 200_000_000, 32, marks=pytest.mark.campaign, id="largest"),
     ],
 )
