@@ -98,14 +98,16 @@ class Lease:
         out of it later. The lease itself, and answers, may be sent at any time."""
         if subjects.LEASES_BUCKET in subject or subject.startswith(REPLIES):
             return True
-        is_fresh = self._clock.monotonic_s() - self._sent_s < VALID_S
-        return is_fresh and self._bus.is_connected and self._bus.reconnects == self._reconnects
+        return self._is_renewed_within(VALID_S)
 
     @property
     def is_answered(self) -> bool:
         """The bus has confirmed the last renewal, over the connection that there is now."""
-        age_s = self._clock.monotonic_s() - self._sent_s
-        return age_s < ANSWERED_S and self._bus.is_connected and self._bus.reconnects == self._reconnects
+        return self._is_renewed_within(ANSWERED_S)
+
+    def _is_renewed_within(self, seconds: float) -> bool:
+        is_fresh = self._clock.monotonic_s() - self._sent_s < seconds
+        return is_fresh and self._bus.is_connected and self._bus.reconnects == self._reconnects
 
     async def _write(self, revision: int | None) -> None:
         """Create it, or replace this revision. Raises ConflictError where it is another by now, and BusError."""

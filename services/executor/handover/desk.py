@@ -149,13 +149,13 @@ class HandoverDesk:
         place = place_of(heartbeat.info)
         peer = self.peers.get(place)
         if peer is not None:
-            self._pushing.heard(place)
+            self._pushing.forget_sent(place)
             self._meetings.meet(peer)
         self._review()
 
     def _on_gone(self, place: Place) -> None:
         logger.info("an executor is gone", extra={"peer": place.executor_id})
-        self._pushing.gone(place)
+        self._pushing.forget_sent(place)
         self._spawn(self._meetings.part(place))
 
     async def _on_pull(self, pull: Pull) -> None:

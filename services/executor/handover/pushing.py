@@ -35,12 +35,8 @@ class Pushing:
         chosen = best_taker(seen, carried.num_computed_tokens + 1)
         return None if chosen is None else takers[chosen.executor_id].place
 
-    def heard(self, place: Place) -> None:
-        """A heartbeat tells what has come there by now."""
-        self._sent.pop(place, None)
-
-    def gone(self, place: Place) -> None:
-        """Nothing is there any more."""
+    def forget_sent(self, place: Place) -> None:
+        """A heartbeat tells what has come there by now, or nothing is there any more."""
         self._sent.pop(place, None)
 
     def sent(self, carried: Carried, place: Place) -> None:

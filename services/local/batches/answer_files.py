@@ -72,7 +72,10 @@ class AnswerFiles:
                 raise ApiError(f"cannot write {path}: {error.strerror}") from error
             print(f"{what}: {path}", file=sys.stderr)
         if self.force:
-            remove_left_over(path for field, _, path in files if not batch.get(field))
+            try:
+                remove_left_over(path for field, _, path in files if not batch.get(field))
+            except OSError as error:
+                raise ApiError(f"cannot remove {error.filename}: {error.strerror}") from error
         return len(there)
 
     @property

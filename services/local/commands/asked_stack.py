@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -12,7 +13,7 @@ import msgspec
 
 from services.local.commands.parameters import BusOptions, UrlOption
 from services.local.commands.server import ApiClient, Json, server_url
-from services.local.stack.data_dir import StackFile, bus_at, is_alive, stack_on
+from services.local.stack.data_dir import StackFile, bus_at, stack_on
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ApiError, StackError
@@ -124,7 +125,16 @@ def supervised(answered: list[ProcessStatus], stack: StackFile) -> list[ProcessS
     return [*shown, *answers.values()]
 
 
+def _is_alive(pid: int) -> bool:
+    """Whether a process has this number."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
 def _health_without_answer(name: str, pid: int | None) -> str:
-    if pid is None or not is_alive(pid):
+    if pid is None or not _is_alive(pid):
         return "not running"
     return "ok" if name == "nats-server" else "no answer"  # the bus itself: this question went through it

@@ -54,17 +54,17 @@ class ApiClient:
     where it may be asked again. An API key is read from SLACKWATER_API_KEY, else from OPENAI_API_KEY."""
 
     def __init__(self, url: str) -> None:
-        local = httpx.URL(url).host in LOCAL_HOSTS  # a proxy cannot reach those
+        self.url = root_url(url)
+        local = httpx.URL(self.url).host in LOCAL_HOSTS  # a proxy cannot reach those
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
         key = client_key(os.environ)
         self._client = httpx.Client(
-            base_url=root_url(url),
+            base_url=self.url,
             timeout=timeout,
             trust_env=not local,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             event_hooks={"response": [_require_success]},
         )
-        self.url = url
 
     def __enter__(self) -> Self:
         return self

@@ -124,15 +124,6 @@ class DataDir:
             return False
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process has this number."""
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return True
-
-
 def _taken(lock: IO[str], kind: int, tries: int = 1) -> bool:
     """The lock of an open file, until that is closed. Who only looks holds it for a moment."""
     for attempt in range(tries):

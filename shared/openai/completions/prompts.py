@@ -113,15 +113,14 @@ def _template_message(where: str, message: Message, called: dict[str, str]) -> d
         raise RequestError(f"the role {message.role!r} is not supported; use one of {known}", f"{where}.role")
     if role == "tool":
         return _tool_message(where, message, called)
-    if not message.tool_calls:
-        content = message.content
-        if role == "assistant" and content is None:
-            content = ""  # as of one that was cut while it thought, or that refused
-        return {"role": role, "content": content_text(f"{where}.content", content)} | _reasoning(role, message)
-    if role != "assistant":
+    if message.tool_calls and role != "assistant":
         raise RequestError("only messages of the assistant have tool calls", f"{where}.tool_calls")
+    # The assistant's is empty where it called, was cut while it thought, or refused.
+    has_none = role == "assistant" and message.content is None
+    content = "" if has_none else content_text(f"{where}.content", message.content)
+    if not message.tool_calls:
+        return {"role": role, "content": content} | _reasoning(role, message)
     called.update((call.id, call.function.name) for call in message.tool_calls)
-    content = "" if message.content is None else content_text(f"{where}.content", message.content)
     calls = template_calls(f"{where}.tool_calls", message.tool_calls)
     return {"role": role, "content": content, "tool_calls": calls} | _reasoning(role, message)
 
