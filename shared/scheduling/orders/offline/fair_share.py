@@ -9,6 +9,7 @@ prompts next to each other, whosever they are, and need not change from one clie
 request.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 from shared.scheduling.orders.offline.order import OfflineOrder
@@ -145,12 +146,12 @@ class FairShare:
         return batch
 
     def _forget(self, client: ClientAccount) -> None:
-        """It has nothing here. What it was charged beyond the others is kept until they were charged as much: who sends
-        one request after another gets no more than who sends all at once."""
+        """It has nothing here. What it was charged beyond those that wait is kept until they were charged as much: who
+        sends one request after another gets no more than who sends all at once. Where nobody waits nobody is owed."""
         del self._clients[client.client_id]
         self._owing[client.client_id] = client.charged
         waiting = [each.charged for each in self._clients.values() if each.num_waiting]
-        floor = min(waiting, default=self._reached)
+        floor = min(waiting, default=math.inf)
         self._owing = {key: charged for key, charged in self._owing.items() if charged > floor}
 
     def check_integrity(self) -> None:

@@ -142,7 +142,16 @@ def test_what_a_client_owes_is_forgotten_once_the_others_were_charged_as_much() 
         add(order, f"b{number}", 1, tokens=100)
     add(order, "other", 200, tokens=100)
     serve(order, 250)
-    assert order.num_waiting == 0 and len(order._owing) <= 1
+    assert order.num_waiting == 0 and len(order._owing) == 0
+
+
+def test_of_clients_that_come_once_nothing_stays() -> None:
+    """Each alone: nobody waited for what another got."""
+    order = fair({f"b{n}": Share(f"client-{n}") for n in range(1000)})
+    for number in range(1000):
+        add(order, f"b{number}", 1, tokens=100)
+        assert serve(order, 1) == [f"b{number}"]
+    assert len(order._owing) == 0
 
 
 def test_a_new_client_does_not_owe_what_others_were_served_before() -> None:
