@@ -68,7 +68,12 @@ def main(
     texts = [prompt.text or "" for prompt in load_backlog(prompts, lines * rounds)]
     parts = [texts[first : first + lines] for first in range(0, len(texts), lines)]
     chosen = model_folder(model), parts, max_tokens, threads
-    rates = {"LLM.chat": chat.rates(*chosen), "LLM.chat, one process": chat.rates(*chosen, one_process=True)}
+    rates = {
+        "LLM.chat": chat.rates(*chosen),
+        "LLM.chat, one process": chat.rates(*chosen, one_process=True),
+        "LLM.chat, eager": chat.rates(*chosen, eager=True),
+        "LLM.chat, eager, one process": chat.rates(*chosen, eager=True, one_process=True),
+    }
     with TemporaryDirectory() as folder:
         named = enumerate(parts)
         files = [write_batch(Path(folder) / f"{number}.jsonl", model, part, max_tokens) for number, part in named]

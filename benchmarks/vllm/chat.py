@@ -15,14 +15,16 @@ OF_OURS = ("GOMP_", "OMP_", "VLLM_")  # how the names of variables begin that ou
 TIMEOUT_S = 900.0
 
 
-def rates(path: Path, rounds: list[list[str]], max_tokens: int, threads: int, one_process: bool = False) -> list[float]:
-    """Output tokens/s of each round of texts. ``one_process``: vLLM's engine has none of its own. Raises
-    CalledProcessError, TimeoutExpired."""
+def rates(
+    path: Path, rounds: list[list[str]], max_tokens: int, threads: int, eager: bool = False, one_process: bool = False
+) -> list[float]:
+    """Output tokens/s of each round of texts. ``eager``: vLLM does not compile the model; ``one_process``: its engine has
+    no process of its own. Raises CalledProcessError, TimeoutExpired."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_OURS)}
     environment |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     environment |= {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB, as a stack takes; else it is nearly all memory
     environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not one_process))}
-    order = json.dumps([str(path), rounds, max_tokens])
+    order = json.dumps([str(path), rounds, max_tokens, eager])
     command = [sys.executable, __file__]
     done = subprocess.run(
         command, input=order, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=TIMEOUT_S
@@ -35,8 +37,8 @@ def main() -> None:
     os.dup2(2, 1)  # libraries print
     from vllm import LLM, SamplingParams
 
-    path, rounds, max_tokens = json.load(sys.stdin)
-    llm = LLM(model=path, dtype="float32", enforce_eager=True, generation_config="vllm")
+    path, rounds, max_tokens, eager = json.load(sys.stdin)
+    llm = LLM(model=path, dtype="float32", enforce_eager=eager, generation_config="vllm")
 
     def rate(texts: list[str]) -> float:
         start_s = time.perf_counter()
