@@ -29,6 +29,10 @@ class ServiceStatus(msgspec.Struct, frozen=True):
     details: dict[str, float | int | str | bool | None]
     started_s: float = 0.0  # unix time
 
+    @property
+    def is_well(self) -> bool:
+        return is_well(self.name, self.health)
+
 
 def short_name(model_name: str) -> str:
     """In names of processes: the last part of a path or a hub id, as a-model-0-5b."""
@@ -44,3 +48,8 @@ def queue_name(model_name: str, has_others: bool) -> str:
 def is_queue_at_work(name: str) -> bool:
     """Of any model."""
     return name.startswith(OFFLINE_QUEUE) and not name.endswith(STANDBY)
+
+
+def is_well(name: str, health: str) -> bool:
+    """Of a process of this name that says so of its health. One that stands by says whom it waits for, as it should."""
+    return health == "ok" or name.endswith(STANDBY)

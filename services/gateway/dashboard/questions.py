@@ -1,7 +1,7 @@
 """What a stack's services say when they are asked; nobody asks while no page is open."""
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +21,8 @@ from shared.watch.stack_status import ORDER_FIGURES, ping_each, slo_report
 SILENT_S = 5.0  # without an answer; on a busy machine one comes late now and then
 EXPECTED = ("predictor", "profiler")  # beside offline-queues; gateway and executors are seen without asking
 
+Process = tuple[str, float, int]  # name, start, pid: several may have one name (gateways, a standby), and one pid
+
 
 @dataclass(frozen=True, slots=True)
 class QueueAnswer:
@@ -33,7 +35,8 @@ class QueueAnswer:
 @dataclass(frozen=True, slots=True)
 class StackAnswers:
     """Of the last seconds. ``queues`` are by model, ``slos`` and ``profiles`` by profile key; ``unwell`` is in words;
-    ``up`` says who is well, ``restarts`` how often each began anew, by service."""
+    ``up`` says who is well, ``restarts`` how often each began anew, by service: of several that have one name, whether
+    all are, and all together."""
 
     queues: dict[str, QueueAnswer] = field(default_factory=dict)
     unwell: list[str] = field(default_factory=list)
@@ -60,7 +63,7 @@ class StackQuestions:
         self._bus = bus
         self._expected = (*(queue_name(model, len(models) > 1) for model in models), *EXPECTED)
         self._clock = clock
-        self._heard: dict[str, tuple[float, ServiceStatus]] = {}  # by service: when, and what it said
+        self._heard: dict[Process, tuple[float, ServiceStatus]] = {}  # when, and what it said
         self._profiles: dict[str, SloProfileRecord] = {}  # by key in their bucket
         self._restarts = Restarts()
 
@@ -77,21 +80,21 @@ class StackQuestions:
             return StackAnswers(unwell=[f"a service of another version answers: {error}"])
         now_s = self._clock.monotonic_s()
         self._restarts.heard(statuses)
-        self._heard |= {status.name: (now_s, status) for status in statuses}
-        self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > now_s - SILENT_S}
-        queues = [status.details for name, (_, status) in self._heard.items() if is_queue_at_work(name)]
+        self._heard |= {_process(status): (now_s, status) for status in statuses}
+        self._heard = {each: heard for each, heard in self._heard.items() if heard[0] > now_s - SILENT_S}
+        processes = [status for _, (_, status) in sorted(self._heard.items())]
+        queues = [status.details for status in processes if is_queue_at_work(status.name)]
+        names = dict.fromkeys(status.name for status in processes)
+        ill = {status.name for status in processes if not status.is_well}
         return StackAnswers(
             queues={str(told.get("model", "")): _queue_answer(told) for told in queues},
-            unwell=self._unwell(),
+            unwell=self._unwell(processes),
             slos={status.profile_key: status for status in report.executors},
             profiles={key: profile for key, profile in profiles.items() if profile is not None},
-            up=dict.fromkeys(self._expected, False) | {name: self._is_well(name) for name in sorted(self._heard)},
+            up=dict.fromkeys(self._expected, False) | {name: name not in ill for name in names},
             restarts=self._restarts.counts,
-            processes=[status for _, (_, status) in sorted(self._heard.items())],
+            processes=processes,
         )
-
-    def _is_well(self, name: str) -> bool:
-        return self._heard[name][1].health == "ok"
 
     async def _profile(self, status: SloStatus) -> SloProfileRecord | None:
         """Read once, until there is a newer one."""
@@ -107,10 +110,20 @@ class StackQuestions:
                 self._profiles[key] = known
         return known
 
-    def _unwell(self) -> list[str]:
-        silent = [f"{name} does not answer" for name in self._expected if name not in self._heard]
-        ill = [f"{name}: {status.health}" for name, (_, status) in sorted(self._heard.items()) if status.health != "ok"]
+    def _unwell(self, processes: Sequence[ServiceStatus]) -> list[str]:
+        names = [status.name for status in processes]
+        silent = [f"{name} does not answer" for name in self._expected if name not in names]
+        ill = [f"{_told_apart(status, names)}: {status.health}" for status in processes if not status.is_well]
         return silent + ill
+
+
+def _process(status: ServiceStatus) -> Process:
+    return status.name, status.started_s, status.pid
+
+
+def _told_apart(status: ServiceStatus, names: Sequence[str]) -> str:
+    """By the name, and the pid where others have that name too."""
+    return status.name if names.count(status.name) == 1 else f"{status.name} (pid {status.pid})"
 
 
 def _queue_answer(told: Details) -> QueueAnswer:

@@ -12,6 +12,7 @@ from shared.latency.histogram import LatencyHistogram
 from shared.protocol.batches import BatchRecord, LineError
 from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import Heartbeat
+from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.watch.pools import role_text
 from shared.watch.stack_watch import BatchView, ExecutorView, ended_at
@@ -104,13 +105,19 @@ def _error_text(error: LineError) -> str:
 
 
 class ProcessState(msgspec.Struct, frozen=True):
-    """A service that answered lately. ``restarts``: that this gateway has seen; ``started_s``: unix time."""
+    """A process that answered lately. ``restarts``: of all of its name, that this gateway has seen; ``started_s``: unix
+    time."""
 
     name: str
     pid: int
     health: str
+    is_well: bool
     started_s: float
     restarts: int
+
+    @classmethod
+    def of(cls, status: ServiceStatus, restarts: int) -> ProcessState:
+        return cls(status.name, status.pid, status.health, status.is_well, status.started_s, restarts)
 
 
 class BudgetState(BudgetRecord, frozen=True):
@@ -166,10 +173,7 @@ def snapshot_of(part: Part, parts: Parts, answers: StackAnswers, http: HttpState
         ended=_ended(view.ended, parts),
         budgets=[BudgetState.of(record, answers) for key, record in view.budgets.items() if key in profile_keys],
         http=http,
-        processes=[
-            ProcessState(each.name, each.pid, each.health, each.started_s, answers.restarts.get(each.name, 0))
-            for each in answers.processes
-        ],
+        processes=[ProcessState.of(each, answers.restarts.get(each.name, 0)) for each in answers.processes],
     )
 
 

@@ -12,11 +12,14 @@ export class Services {
   #refusals = new Tally(byId("http-refusals"), "Nothing was refused.");
 
   show(now) {
-    this.#rows.show(now.processes, (process) => process.name);
+    this.#rows.show(now.processes, processKey);
     this.#errors.show(now.http.errors);
     this.#refusals.show(now.http.refusals);
   }
 }
+
+// Several may have one name, such as gateways, and in containers one pid too.
+const processKey = ({ name, pid, started_s: startedS }) => `${name} ${pid} ${startedS}`;
 
 function createRow() {
   const { node, cells } = row(LABELS, CLASSES);
@@ -27,7 +30,7 @@ function createRow() {
     setText(id, process.name);
     setText(pid, `pid ${process.pid}`);
     setText(health, process.health);
-    health.classList.toggle("bad", process.health !== "ok");
+    health.classList.toggle("bad", !process.is_well);
     setText(since, clockAndDay(process.started_s));
     setText(restarts, count(process.restarts));
     restarts.classList.toggle("bad", process.restarts > 0);

@@ -10,6 +10,7 @@ from services.local.commands.output import stdout_console
 from services.local.commands.parameters import JsonOption, show
 from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import ExecutorInfo, Heartbeat
+from shared.protocol.services import is_well
 from shared.protocol.slo_profile import SloVerdict
 from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
@@ -61,7 +62,7 @@ def budget_text(budget: BudgetRecord) -> str:
 def _process_table(processes: list[ProcessStatus]) -> Table:
     table = Table("process", "pid", "health", "restarts", box=None, header_style="bold")
     for process in processes:
-        style = "" if process.health == "ok" else "red"
+        style = "" if is_well(process.name, process.health) else "red"
         pid, restarts = process.pid or "", "" if process.restarts is None else process.restarts
         table.add_row(process.name, str(pid), process.health, str(restarts), style=style)
     return table

@@ -19,6 +19,7 @@ from services.local.stack.progress import Progress
 from shared.bus.address import BusAddress
 from shared.clock import SystemClock
 from shared.errors import ApiError, BusError, StackError
+from shared.protocol.services import is_well
 from shared.settings.command_options import with_option_groups
 from shared.watch.follower import StackFollower
 from shared.watch.stack_status import StackReport
@@ -55,7 +56,7 @@ async def run_top(options: AskedStackOptions, once: bool, as_json: bool = False)
 def frame(report: StackReport, missing: str = "") -> RenderableType:
     """The screen. ``missing``: why it is an old one."""
     status = report.status
-    unwell = [f"{each.name}: {each.health}" for each in status.processes if each.health != "ok"]
+    unwell = [f"{each.name}: {each.health}" for each in status.processes if not is_well(each.name, each.health)]
     where = f"{status.url}  {status.model}" if status.url else "slackwater"
     return screen(f"{where}  {time.strftime('%H:%M:%S')}", [missing] if missing else unwell, report)
 
