@@ -116,6 +116,7 @@ def _observe_stack(meter: Meter, hub: DashboardHub) -> None:
     tables.SLO_MEASURED.observe(meter, lambda: _slos(hub, lambda each: _seconds(each.value_ms)))
     tables.BATCHES.observe(meter, lambda: [(num, {"status": status}) for status, num in batches.open.items()])
     tables.BATCHES_ENDED.observe(meter, lambda: [(num, {"status": each}) for each, num in batches.ended.items()])
+    tables.BATCHES_BROKEN.observe(meter, lambda: [(batches.broken, {})])
     tables.LINES_LEFT.observe(meter, lambda: [(hub.lines_left(), {})])
     tables.LINES.observe(meter, lambda: [(num, {"result": each}) for each, num in batches.lines.items()])
     tables.SERVICE_UP.observe(meter, lambda: [(up, {"service": name}) for name, up in hub.answers.up.items()])

@@ -12,6 +12,7 @@ BatchStatus = Literal[
 ]
 # The others are final.
 OPEN_STATUSES: frozenset[BatchStatus] = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
+SERVER_ERROR = "server_error"  # the code of an error that is not the file's
 WITHDRAWN = "withdrawn"  # the claim of a batch whose creation was answered with an error: clients do not see it
 
 
@@ -102,6 +103,11 @@ class Batch(msgspec.Struct, frozen=True):
     request_counts: RequestCounts = RequestCounts()
     usage: Usage = Usage.of(0, 0, 0)
 
+    @property
+    def is_broken(self) -> bool:
+        """It failed, and not for what is in its file: the server could not go on."""
+        return self.errors is not None and any(error.code == SERVER_ERROR for error in self.errors.data)
+
 
 class BatchRecord(Batch, frozen=True):
     """With what only services know of it."""
@@ -121,6 +127,13 @@ class BatchRecord(Batch, frozen=True):
     @property
     def is_withdrawn(self) -> bool:
         return self.claim == WITHDRAWN
+
+
+class BatchKey(msgspec.Struct, frozen=True):
+    """The batch that an Idempotency-Key of its owner stands for. It may not be there yet, or be gone."""
+
+    batch_id: str
+    created_at: int
 
 
 class FileObject(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ class BatchCounts:
     def __init__(self) -> None:
         self._open: dict[str, tuple[str, RequestCounts]] = {}  # status and lines, by batch
         self.ended = dict.fromkeys(FINAL_STATUSES, 0)
+        self.broken = 0  # of those that ended
         self.lines = {"completed": 0, "failed": 0}  # by result
 
     @property
@@ -35,3 +36,4 @@ class BatchCounts:
             self._open[batch_id] = record.status, counts
         elif known is not None:
             self.ended[record.status] += 1
+            self.broken += record.is_broken

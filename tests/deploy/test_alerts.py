@@ -16,6 +16,12 @@ FOLDER = Path(__file__).parents[2] / "deploy/prometheus"
 NAMES = re.compile(r"\b((?:slackwater_|vllm:)\w+|up)\b(?=[\s{\[)]|$)(\{[^}]*\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"")
 OF_PROMETHEUS = {"job", "instance"}
+DOCS = FOLDER.parents[1] / "docs"
+# Reasons of refusals for which a client's key, its own quotas or what it sends is to blame.
+OWN_LIMITS = {
+    *("key", "key_expired", "permission", "host", "origin", "rate_limit_requests", "rate_limit_tokens"),
+    *("tokens_per_day", "tokens_per_month", "stored_bytes", "open_batches", "queued_tokens"),
+}
 
 rules: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]
@@ -59,8 +65,39 @@ def test_a_slow_bus_and_slow_handovers_are_told() -> None:
     assert bound in buckets, "a quantile is known as well as buckets tell it"
 
 
+def test_what_clients_are_to_blame_for_is_no_alert() -> None:
+    by_name = {rule["alert"]: rule["expr"] for rule in rules}
+    (told,) = re.findall(r'reason=~"([^"]*)"', by_name["SlackwaterRefuses"])
+    page = (DOCS / "gateway.md").read_text()
+    listed = page.split("`slackwater_refused_requests_total`\nwhy: ")[1].split("(of dashboards)")[0]
+    reasons = {*re.findall(r"`(\w+)`", listed)}
+    assert {*told.split("|")} == reasons - OWN_LIMITS and reasons >= OWN_LIMITS
+    assert re.findall(r'status="(\w+)"', by_name["SlackwaterBatchFailed"]) == ["expired"], "one may fail by its file"
+    assert re.findall(r'status="(\w+)"', by_name["SlackwaterServerErrors"]) == ["500"]
+
+
+def test_one_that_counts_tells_of_as_many_as_it_says() -> None:
+    """increase() has up to a tenth more than was counted, and never less."""
+    for name, minutes in (("SlackwaterRestarts", "15"), ("SlackwaterBusAway", "ten")):
+        (rule,) = (rule for rule in rules if rule["alert"] == name)
+        bound, text = float(rule["expr"].split(">")[-1]), rule["annotations"]["summary"]
+        assert 2 * 1.1 < bound < 3 and text.endswith(f" three times or more within {minutes} minutes")
+        assert f"[{minutes.replace('ten', '10')}m]" in rule["expr"] and "for" not in rule
+
+
+def test_half_an_hour_is_half_an_hour() -> None:
+    """A result counts for as long as the range has it: the range is short, so that it adds little to "for"."""
+    (rule,) = (rule for rule in rules if "half an hour" in rule["annotations"]["summary"])
+    assert rule["for"] == "30m" and re.findall(r"\[(\d+)m\]", rule["expr"]) == ["5"]
+
+
+def test_a_gateway_that_is_down_does_not_mean_that_executors_are() -> None:
+    (rule,) = (rule for rule in rules if rule["alert"] == "SlackwaterNoExecutor")
+    assert rule["expr"].endswith('and on () (max(up{job="slackwater-gateway"}) == 1)')
+
+
 def test_what_to_do_about_each_is_written_down() -> None:
-    page = (FOLDER.parents[1] / "docs/guides/production.md").read_text()
+    page = (DOCS / "guides/production.md").read_text()
     assert [rule["alert"] for rule in rules if f"`{rule['alert']}`" not in page] == []
 
 

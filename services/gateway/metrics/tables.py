@@ -122,14 +122,16 @@ BUDGETS = (BUDGET, TOLERANCE, SLO_KEPT, SLO_BOUND, SLO_MEASURED)
 
 BATCHES = own("batches", GAUGE, "batches that have not ended, by status", labels=("status",))
 BATCHES_ENDED = own("batches.ended", COUNTER, "that ended while this gateway was there, by status", labels=("status",))
+BATCHES_BROKEN = own("batches.broken", COUNTER, "of these, those that failed, and not for what is in their files")
 LINES_LEFT = own("batch.lines_left", GAUGE, "lines of these batches without a result")
 LINES = own("batch.lines", COUNTER, "that got a result while this gateway was there", labels=("result",))
-OF_BATCHES = (BATCHES, BATCHES_ENDED, LINES_LEFT, LINES)
+OF_BATCHES = (BATCHES, BATCHES_ENDED, BATCHES_BROKEN, LINES_LEFT, LINES)
 
 SERVICE_UP = own(
     "service.up",
     GAUGE,
-    "1 where it answers and is well, else 0; an executor that is gone has none",
+    "1 where it answers and is well, else 0; of several that have one name, where all are; an executor that is gone "
+    "has none",
     labels=("service",),
 )
 RESTARTS = own(

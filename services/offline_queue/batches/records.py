@@ -19,7 +19,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from shared.protocol.access.key_usage import KeyUsage, key_name_of
-from shared.protocol.batches import OPEN_STATUSES, BatchRecord, LineError, LineErrors, RequestCounts, Usage
+from shared.protocol.batches import (
+    OPEN_STATUSES,
+    SERVER_ERROR,
+    BatchRecord,
+    LineError,
+    LineErrors,
+    RequestCounts,
+    Usage,
+)
 
 Change = Callable[[BatchRecord], BatchRecord]
 
@@ -64,7 +72,7 @@ def expired(now_s: int) -> Change:
 
 def broken(why: str, output_file_id: str | None, error_file_id: str | None, now_s: int) -> Change:
     """Any state that is not final -> failed, with those files that have lines: the server cannot go on."""
-    errors = LineErrors([LineError("server_error", why)])
+    errors = LineErrors([LineError(SERVER_ERROR, why)])
     fields = {"output_file_id": output_file_id, "error_file_id": error_file_id, "errors": errors}
     return _where(OPEN_STATUSES, None, status="failed", failed_at=now_s, **fields)
 

@@ -1,6 +1,8 @@
 """What is counted of batches that change, end and go."""
 
-from shared.protocol.batches import Batch, BatchStatus, RequestCounts
+import msgspec
+
+from shared.protocol.batches import SERVER_ERROR, Batch, BatchStatus, LineError, LineErrors, RequestCounts
 from shared.watch.batch_counts import BatchCounts
 
 
@@ -24,3 +26,12 @@ def test_lines_and_ends_are_counted_from_the_first_sight_on() -> None:
     assert counts.lines == {"completed": 5, "failed": 1}
     counts.on_batch("b", None)
     assert counts.ended["failed"] == 1
+
+
+def test_one_that_the_server_could_not_go_on_with_is_told_from_one_with_a_bad_file() -> None:
+    counts = BatchCounts()
+    for batch_id, code in (("a", "invalid_json"), ("b", SERVER_ERROR)):
+        counts.on_batch(batch_id, batch("validating"))
+        errors = LineErrors([LineError(code, "why")])
+        counts.on_batch(batch_id, msgspec.structs.replace(batch("failed"), errors=errors))
+    assert (counts.ended["failed"], counts.broken) == (2, 1)
