@@ -28,7 +28,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 }
 OF_BOTH = "strategy"  # a table that has a place of its own
 SET_BY_CHART = {
-    *("nats", "log_level", "model_path", "model_name", "lora_modules", "other_models", "slo", "cache_dir"),
+    *("nats", "nats_creds", "nats_ca", "nats_replicas", "log_level", "cache_dir"),
+    *("model_path", "model_name", "served_model_name", "generation_config", "lora_modules", "other_models", "slo"),
     *("host", "port", "drain_s", "api_key"),  # of the gateway
     *("executor_id", "role", "engine", "device", "tensor_parallel", "drain_on_stop_s"),  # of an executor
 }

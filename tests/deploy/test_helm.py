@@ -55,6 +55,7 @@ EVERYTHING: Object = {
     "networkPolicy": {"gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}]},
 }
 OF_OPERATOR = ("ServiceMonitor", "PrometheusRule")  # no kinds of Kubernetes' own
+OF_TARGETS = {"namespace", "pod", "container", "service", "endpoint", "node", "job", "instance"}  # the operator's
 BUS_SETTINGS = {"SLACKWATER_NATS_CREDS", "SLACKWATER_NATS_CA"}
 CLOSED = {
     "allowPrivilegeEscalation": False,
@@ -112,7 +113,10 @@ def test_objects_of_the_prometheus_operator_are_of_its_shape() -> None:
     (rules,) = of_kind(made, "PrometheusRule")
     assert rules["apiVersion"] == "monitoring.coreos.com/v1" and rules["spec"] == alerts
     jobs = set(re.findall(r'job="([\w-]+)"', str(alerts)))
-    assert {relabeling["replacement"] for relabeling in endpoint["relabelings"]} == jobs
+    renamed, dropped = endpoint["relabelings"]
+    assert {renamed["replacement"]} == jobs and renamed["targetLabel"] == "job"
+    labels = {label for group in all_series().values() for series in group for label in series.labels}
+    assert (dropped["action"], {dropped["regex"]}) == ("labeldrop", labels & OF_TARGETS), "else exported_service"
 
 
 def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
@@ -141,6 +145,8 @@ def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
         ({"executors": [{"name": "mixed", "model": "another"}]}, "there is no model another in model"),
         ({"executors": [{"name": "mixed", "resources": {"requests": {"cpu": "much"}, "limits": {"cpu": 1}}}]}, "cpu"),
         ({"bus": {"url": "http://bus"}}, "url"),
+        ({"bus": {"replicas": 2}}, "replicas"),
+        ({"gateway": {"settings": {"served_model_name": ["a"]}}}, "served_model_name"),
         ({"predictor": {"replicas": 2}}, "replicas"),
         ({"monitoring": {"grafanaDashboard": {"folder": "llm"}}}, "folder"),
         # What templates check.
@@ -148,6 +154,7 @@ def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
         ({"bus": {"url": "tls://bus:4222"}}, "set nats.enabled to false"),
         ({"nats": {"enabled": False}, "bus": {"url": "nats://bus:4222"}}, "has to begin with tls://"),
         ({"bus": {"secured": False}}, "nats.config.nats.tls.enabled"),
+        ({"bus": {"replicas": 5}}, "bus.replicas is 5, and nats has 3 servers"),
         ({"slo": ["ttft_p99<=1s"], "strategy": {"budget_ms": 50}}, "not both"),
         ({"executors": [{"name": "a"}, {"name": "a"}]}, "two pools are called a"),
         ({"executors": [{"name": "a", "tensorParallel": 2}]}, "torch engine runs on one GPU"),
@@ -245,6 +252,31 @@ def test_who_is_in_a_release_finds_the_bus_of_it() -> None:
         for workload in workloads(render({}, release)):
             assert environment(main_container(workload))["SLACKWATER_NATS"] == f"tls://{host}:4222"
             assert len(workload["metadata"]["name"]) <= 52
+
+
+def nats_of(**cluster: Any) -> Object:
+    return {"config": {"cluster": cluster}}
+
+
+@pytest.mark.parametrize(
+    ("values", "copies"),
+    [
+        ({}, "3"),
+        ({"nats": nats_of(replicas=5)}, "3"),
+        ({"nats": nats_of(replicas=2)}, "1"),
+        ({"nats": nats_of(enabled=False)}, "1"),
+        ({"nats": nats_of(replicas=5), "bus": {"replicas": 5}}, "5"),
+        ({"bus": {"replicas": 1}}, "1"),
+        ({"nats": {"enabled": False}, "bus": {"url": "tls://bus:4222"}}, "auto"),
+        ({"nats": {"enabled": False}, "bus": {"url": "tls://bus:4222", "replicas": 3}}, "3"),
+    ],
+)
+def test_there_are_as_many_copies_as_the_servers_of_nats_can_keep(values: Object, copies: str) -> None:
+    """Its chart has them tell clients of no other server, so nobody can count them."""
+    for workload in workloads(render(values)):
+        environ, struct = environment(main_container(workload)), SERVICES[component(workload)]
+        settings = composed(struct, Sources({}, environ, None, ()).resolve(settings_of(struct)))
+        assert settings.nats_replicas == copies  # type: ignore[attr-defined]
 
 
 def test_nats_is_configured_as_elsewhere() -> None:
@@ -435,6 +467,26 @@ def test_who_knows_of_all_models_is_told_what_their_pods_have() -> None:
     gateway = one(own_volumes, "Deployment", "slackwater-gateway")["spec"]["template"]["spec"]
     engines = [environment(each)["ENGINE"] for each in gateway["initContainers"]]
     assert engines == ["torch", "sim", "torch"], "each model's is that of its own pool"
+
+
+def test_all_who_answer_clients_know_the_names_of_each_model_and_how_it_samples() -> None:
+    first = {"servedModelName": ["large", "default"], "generationConfig": "none"}
+    objects = render(SEVERAL | {"model": first})
+    environs = {each["metadata"]["name"]: environment(main_container(each)) for each in workloads(objects)}
+
+    def told(name: str) -> tuple[str, str]:
+        environ = environs[f"slackwater-{name}"]
+        return environ.get("SLACKWATER_SERVED_MODEL_NAME", ""), environ["SLACKWATER_GENERATION_CONFIG"]
+
+    def told_of_other(name: str, model: str) -> tuple[str, str]:
+        others = parse_other_models(environs[f"slackwater-{name}"]["SLACKWATER_OTHER_MODELS"])
+        (found,) = [each for each in others if each.name == model]
+        return found.served_model_name, found.generation_config
+
+    assert told("gateway") == told("offline-queue") == ("large,default", "none")
+    assert told_of_other("offline-queue-small", values_of("default")["model"]["name"]) == told("gateway")
+    assert told("offline-queue-small") == told_of_other("gateway", "org/B.small") == ("b,bee", "auto")
+    assert told("offline-queue-c") == told_of_other("gateway", "c") == ("", "auto")
 
 
 ADAPTERS: Object = {

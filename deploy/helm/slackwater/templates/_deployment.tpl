@@ -40,6 +40,7 @@ spec:
             {{- include "slackwater.env" .root | nindent 12 }}
             {{- if .model }}
             {{- include "slackwater.model.env" .model | nindent 12 }}
+            {{- include "slackwater.model.served" .model | nindent 12 }}
             {{- include "slackwater.model.others" . | nindent 12 }}
             {{- end }}
             {{- include "slackwater.settings" .settings | nindent 12 }}

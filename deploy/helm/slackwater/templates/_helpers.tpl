@@ -107,6 +107,22 @@ securityContext:
 {{- .Values.bus.url | default $own }}
 {{- end }}
 
+{{- /* How many servers NATS's own chart starts. */}}
+{{- define "slackwater.bus.servers" -}}
+{{- $cluster := dig "config" "cluster" dict (.Values.nats | toJson | fromJson) }}
+{{- ternary $cluster.replicas 1 (default false $cluster.enabled) }}
+{{- end }}
+
+{{- /* Copies of what is stored. That chart has its servers tell clients nothing of each other (no_advertise), so a
+       service cannot count them. */}}
+{{- define "slackwater.bus.replicas" -}}
+{{- $own := "auto" }}
+{{- if .Values.nats.enabled }}
+{{- $own = ternary 3 1 (ge (int (include "slackwater.bus.servers" .)) 3) }}
+{{- end }}
+{{- ternary $own .Values.bus.replicas (eq (toString .Values.bus.replicas) "auto") }}
+{{- end }}
+
 {{- /* What every service has. */}}
 {{- define "slackwater.env" -}}
 - name: HOME # what libraries cache goes to the scratch volume
@@ -115,6 +131,8 @@ securityContext:
   value: {{ .Values.logLevel }}
 - name: SLACKWATER_NATS
   value: {{ include "slackwater.bus.url" . | quote }}
+- name: SLACKWATER_NATS_REPLICAS
+  value: {{ include "slackwater.bus.replicas" . | quote }}
 {{- if .Values.bus.secured }}
 - name: SLACKWATER_NATS_CREDS
   value: /etc/slackwater/bus/seed

@@ -1,11 +1,11 @@
-{{- /* All that the stack serves, as JSON: name, source, loraModules, short (in names of objects), servedModelName,
-       slo, strategy. */}}
+{{- /* All that the stack serves, as JSON: name, source, servedModelName, generationConfig, loraModules, short (in names
+       of objects), slo, strategy. */}}
 {{- define "slackwater.models" -}}
-{{- $served := .Values.gateway.settings.served_model_name | default list }}
-{{- $first := dict "short" "default" "servedModelName" $served "slo" .Values.slo "strategy" dict }}
-{{- $all := list (merge $first (pick .Values.model "name" "source" "loraModules")) }}
+{{- $first := dict "short" "default" "slo" .Values.slo "strategy" dict }}
+{{- $all := list (merge $first (omit .Values.model "volume" "hubToken" "prepareResources")) }}
+{{- $plain := dict "servedModelName" list "generationConfig" "auto" "loraModules" list "slo" list "strategy" dict }}
 {{- range .Values.otherModels }}
-{{- $all = append $all (merge (deepCopy .) (dict "servedModelName" list "loraModules" list "slo" list "strategy" dict)) }}
+{{- $all = append $all (merge (deepCopy .) $plain) }}
 {{- end }}
 {{- toJson $all }}
 {{- end }}
@@ -42,6 +42,16 @@
 {{- end }}
 {{- end }}
 
+{{- /* Of those who answer clients: gateways and its offline-queue. A model. */}}
+{{- define "slackwater.model.served" -}}
+{{- with .servedModelName }}
+- name: SLACKWATER_SERVED_MODEL_NAME
+  value: {{ include "slackwater.value" . | quote }}
+{{- end }}
+- name: SLACKWATER_GENERATION_CONFIG
+  value: {{ .generationConfig }}
+{{- end }}
+
 {{- /* The setting other_models. root, model (all others are told of). */}}
 {{- define "slackwater.model.others" -}}
 {{- $others := list }}
@@ -52,7 +62,7 @@
 {{- with .loraModules }}
 {{- $_ := set $told "lora_modules" (include "slackwater.value" .) }}
 {{- end }}
-{{- $others = append $others (set $told "served_model_name" $served) }}
+{{- $others = append $others (merge $told (dict "served_model_name" $served "generation_config" .generationConfig)) }}
 {{- end }}
 {{- end }}
 {{- if $others }}
