@@ -169,6 +169,30 @@ def test_images_of_others_are_pinned() -> None:
     assert f"nats:{values['nats']['container']['image']['tag']}" == others["nats"]
 
 
+def test_a_model_is_prepared_for_the_engine_that_runs_it() -> None:
+    """With vllm one of a family that torch cannot run, and with sim no adapters."""
+    for environ, engine in (({}, "torch"), ({"SLACKWATER_ENGINE": "vllm"}, "vllm")):
+        read = read_services(environ)
+        assert f"--engine={engine}" in (read["prepare-model"].command or ())
+        assert read["executor"].environment["SLACKWATER_ENGINE"] == engine
+
+
+def test_only_the_gateway_which_wants_a_key_is_reached_from_elsewhere() -> None:
+    open_to_all = {
+        name for name, each in services.items() for port in each.get("ports", ()) if not port.startswith("127.0.0.1:")
+    }
+    assert open_to_all == {"gateway"}
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_what_a_service_caches_is_where_it_may_write(name: str) -> None:
+    """But for what another one fetches for it."""
+    caches = re.findall(r"\b(?!SLACKWATER_|HF_HOME)\w*CACHE\w*=(\S+)", " ".join(instructions(name, "ENV")))
+    assert bool(caches) == (name == "executor"), "Numba's"
+    closed = [volume.target for volume in read_services({})[name].volumes if volume.is_read_only]
+    assert [path for path in caches if any(path.startswith(f"{target}/") for target in closed)] == []
+
+
 def test_a_model_of_a_hub_outlives_the_container_that_fetched_it() -> None:
     read = read_services({})
     fetching, reading = read["prepare-model"], read["executor"]
