@@ -195,25 +195,32 @@ class RooflineLatencyModel:
         )
 
 
-def swap_ms_per_slot(architecture: Architecture, device: Device, tensor_parallel: int = 1) -> float:
+def swap_ms_per_slot(architecture: Architecture, device: Device, tensor_parallel: int = 1, stages: int = 1) -> float:
     """What a KV slot takes between a GPU and its host: t_swap of BROS (section 4.1), linear in the slots. Slots are
     copied beside a step's execution (``shared.replica.returning``), so that the next step waits for the rest alone;
-    each GPU swaps its own heads. Raises ValueError where those cannot be shared out."""
-    kv_heads = kv_heads_per_device(architecture, tensor_parallel)
-    slot_bytes = architecture.kv_bytes_per_token / architecture.num_kv_heads * kv_heads
+    each GPU swaps its own heads of its own layers. Raises ValueError where the heads cannot be shared out."""
+    slot_bytes = _kv_bytes_per_device(architecture, tensor_parallel, stages)
     return slot_bytes / (device.host_bytes_per_s * LINK_REACHED / 1e3)
 
 
-def num_kv_blocks(architecture: Architecture, device: Device, tensor_parallel: int, block_size: int) -> int:
-    """KV blocks that fit beside the weights. Raises ValueError where not even one does."""
-    kv_heads = kv_heads_per_device(architecture, tensor_parallel)
-    weight_bytes = architecture.parameters * architecture.bytes_per_value / tensor_parallel
-    token_bytes = architecture.kv_bytes_per_token / architecture.num_kv_heads * kv_heads
+def num_kv_blocks(
+    architecture: Architecture, device: Device, tensor_parallel: int, block_size: int, stages: int = 1
+) -> int:
+    """KV blocks that fit beside the weights, of which each of the ``stages`` of a pipeline has an equal share. Raises
+    ValueError where not even one does."""
+    weight_bytes = architecture.parameters * architecture.bytes_per_value / (tensor_parallel * stages)
+    token_bytes = _kv_bytes_per_device(architecture, tensor_parallel, stages)
     num_blocks = int((device.memory_bytes * MEMORY_SHARE - weight_bytes) / (token_bytes * block_size))
     if num_blocks < 1:
         raise ValueError(
-            f"{architecture.name} needs {weight_bytes / 1e9:.1f} GB of weights on each of {tensor_parallel} "
+            f"{architecture.name} needs {weight_bytes / 1e9:.1f} GB of weights on each of {tensor_parallel * stages} "
             f"{device.name}, of which {device.memory_bytes * MEMORY_SHARE / 1e9:.1f} GB can be used: "
             "share it among more GPUs (tensor parallel)"
         )
     return num_blocks
+
+
+def _kv_bytes_per_device(architecture: Architecture, tensor_parallel: int, stages: int) -> float:
+    """Of one token."""
+    kv_heads = kv_heads_per_device(architecture, tensor_parallel)
+    return architecture.kv_bytes_per_token / architecture.num_kv_heads * kv_heads / stages

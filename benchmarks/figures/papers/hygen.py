@@ -18,10 +18,6 @@ from benchmarks.figures.kinds.slo_sweep import RATIOS, THROUGHPUTS, slo_sweep
 from benchmarks.figures.trace_lab import MEAN_TBT, METRICS, P99_TBT, Setting, TraceLab, TraceOptions
 from benchmarks.harness.page import Figure, Page, Paper
 from benchmarks.lab.lab import Machine
-from services.executor.settings import DEFAULT_BLOCK_SIZE
-from shared.latency.architectures import architecture_named
-from shared.latency.devices import device_named
-from shared.latency.roofline import num_kv_blocks
 
 LLAMA = Setting(Machine(model="llama2-7b", device="a100-40g"), qps=1.0)
 # One A40 would have room for 18,000 tokens of KV beside the weights: six arXiv summaries.
@@ -29,9 +25,7 @@ QWEN = Setting(Machine(model="qwen-14b", device="a40", tensor_parallel=2), qps=0
 MISTRAL = Setting(Machine(model="mistral-7b", device="a100-40g"), qps=0.2, has_long=True)
 LONG_ON_LLAMA = Setting(LLAMA.machine, qps=0.2, has_long=True)
 OTHER = Setting(LLAMA.machine, qps=1.0, has_other=True)
-# Two stages of two A40. A simulated machine has the memory of one stage: here that of all four GPUs.
-YI_BLOCKS = num_kv_blocks(architecture_named("yi-34b"), device_named("a40"), 4, DEFAULT_BLOCK_SIZE)
-YI = Setting(Machine(model="yi-34b", device="a40", tensor_parallel=2, pipeline_depth=2, kv_blocks=YI_BLOCKS), qps=0.3)
+YI = Setting(Machine(model="yi-34b", device="a40", tensor_parallel=2, pipeline_depth=2), qps=0.3)
 BOTH = (LLAMA, QWEN)
 ELSEWHERE = (
     Setting(Machine(model="llama2-7b", device="a100-80g"), qps=1.0),

@@ -92,14 +92,16 @@ def load_sim(settings: ExecutorSettings, engine_type: type[SimEngine] = SimEngin
     """The tokenizer's vocabulary and the context are those of the prepared model; time and memory are simulated."""
     model_path, tensor_parallel = Path(settings.model_path), settings.tensor_parallel
     facts, block_size = ModelFacts.read(model_path), settings.block_size or DEFAULT_BLOCK_SIZE
+    num_stages = settings.pipeline_depth
     try:
         architecture, device = architecture_named(settings.sim_model), device_named(settings.sim_device)
         latency = RooflineLatencyModel.of(architecture, device, tensor_parallel)
-        num_blocks = settings.kv_blocks or num_kv_blocks(architecture, device, tensor_parallel, block_size)
+        num_blocks = settings.kv_blocks or num_kv_blocks(architecture, device, tensor_parallel, block_size, num_stages)
+        swap_ms = swap_ms_per_slot(architecture, device, tensor_parallel, num_stages)
     except ValueError as error:
         raise ConfigError(f"sim engine: {error}") from error
     host_slots = _host_slots(settings)
-    stages = f"-pp{settings.pipeline_depth}" if settings.pipeline_depth > 1 else ""
+    stages = f"-pp{num_stages}" if num_stages > 1 else ""
     spec = EngineSpec(
         model=settings.model_name,
         engine="sim",
@@ -110,11 +112,11 @@ def load_sim(settings: ExecutorSettings, engine_type: type[SimEngine] = SimEngin
         block_size=block_size,
         num_blocks=num_blocks,
         eos_token_ids=facts.eos_token_ids,
-        pipeline_depth=settings.pipeline_depth,
+        pipeline_depth=num_stages,
         num_host_slots=num_blocks * block_size if host_slots is None else host_slots,
-        swap_ms_per_slot=swap_ms_per_slot(architecture, device, tensor_parallel) * settings.sim_time_scale,
-        is_interruptible=settings.pipeline_depth == 1,
-        takes_steps_ahead=settings.pipeline_depth == 1,
+        swap_ms_per_slot=swap_ms * settings.sim_time_scale,
+        is_interruptible=num_stages == 1,
+        takes_steps_ahead=num_stages == 1,
         architecture=architecture,
         tensor_parallel=tensor_parallel,
         adapters=adapter_names(settings.lora_modules),

@@ -52,9 +52,9 @@ class Machine:
         """Raises ValueError for unknown names and what does not fit the memory, WorkloadError for unusable files."""
         architecture, device = architecture_named(self.model), device_named(self.device)
         gpus = (architecture, device, self.tensor_parallel)
-        num_blocks = self.kv_blocks or num_kv_blocks(*gpus, DEFAULT_BLOCK_SIZE)
+        num_blocks = self.kv_blocks or num_kv_blocks(*gpus, DEFAULT_BLOCK_SIZE, self.pipeline_depth)
         latency = self._latency_model(RooflineLatencyModel.of(*gpus))
-        swap_ms = swap_ms_per_slot(*gpus)
+        swap_ms = swap_ms_per_slot(*gpus, self.pipeline_depth)
         spec = EngineSpec(
             model=architecture.name,
             engine="simulated",

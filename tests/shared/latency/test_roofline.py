@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shared.latency.architectures import ARCHITECTURES, architecture_named
 from shared.latency.devices import DEVICES, device_named
 from shared.latency.features import BatchFeatures
-from shared.latency.roofline import MEMORY_SHARE, RooflineLatencyModel, num_kv_blocks
+from shared.latency.roofline import MEMORY_SHARE, RooflineLatencyModel, num_kv_blocks, swap_ms_per_slot
 from tests.shared.latency.shapes import make_shape, roofline
 
 MODELS = st.builds(
@@ -143,13 +143,24 @@ def test_more_gpus_take_less_time_but_not_half() -> None:
     assert RooflineLatencyModel.of(architecture_named("yi-34b"), slow_link, 2).predict_ms(batch) > shared
 
 
-@pytest.mark.parametrize(("model", "device", "tp"), [("llama2-7b", "a100-40g", 1), ("llama3.1-8b", "h100", 4)])
-def test_blocks_and_weights_fill_the_memory(model: str, device: str, tp: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "device", "tp", "stages"),
+    [("llama2-7b", "a100-40g", 1, 1), ("llama3.1-8b", "h100", 4, 1), ("yi-34b", "a40", 1, 4), ("yi-34b", "a40", 2, 2)],
+)
+def test_blocks_and_weights_fill_the_memory(model: str, device: str, tp: int, stages: int) -> None:
     architecture, gpu = architecture_named(model), device_named(device)
-    blocks = num_kv_blocks(architecture, gpu, tp, 16)
-    block_bytes = architecture.kv_bytes_per_token * 16 / tp
-    weights = architecture.parameters * 2 / tp
+    blocks = num_kv_blocks(architecture, gpu, tp, 16, stages)
+    block_bytes = architecture.kv_bytes_per_token * 16 / (tp * stages)
+    weights = architecture.parameters * 2 / (tp * stages)
     assert blocks * block_bytes + weights <= gpu.memory_bytes * MEMORY_SHARE < (blocks + 1) * block_bytes + weights
+
+
+def test_each_gpu_copies_its_own_part_of_a_slot() -> None:
+    gpu = device_named("a100-80g")
+    whole, of_heads, of_layers = (
+        swap_ms_per_slot(architecture_named("yi-34b"), gpu, *each) for each in ((), (4,), (1, 4))
+    )
+    assert of_heads == of_layers == whole / 4
 
 
 def test_kv_heads_are_repeated_where_there_are_too_few() -> None:
