@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from services.executor.prepare_model import DEFAULT_MODEL, MANIFEST, find_prepared
 from services.local.cli import app
 from services.local.doctor import machine_checks, stack_checks
-from services.local.doctor.bus_checks import bus_checks
+from services.local.doctor.bus_checks import BusFacts, bus_checks, copies_check
 from services.local.doctor.check import State
 from services.local.stack.data_dir import DataDir, StackFile
 from services.local.stack.machine import free_port
@@ -177,6 +177,21 @@ def test_a_given_bus_must_answer(nats_url: str) -> None:
     (silent,) = bus_checks(StackOptions(nats=f"nats://127.0.0.1:{free_port()}"))
     assert silent.state is FAILED and "does not answer" in silent.found
     assert stack_checks.nats_check().found.startswith("nats-server: v")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "copies", "state", "found"),
+    [
+        (1, {}, OK, "1: what its server's disk loses is lost"),
+        (1, {"a": 1, "b": 3}, OK, "1: what its server's disk loses is lost"),
+        (1, {"a": 3, "b": 3}, OK, "3 of each of 2 streams"),  # servers that tell of no other, as in Kubernetes
+        (3, {"a": 3, "b": 3}, OK, "3 of each of 2 streams"),
+        (3, {"a": 3, "b": 1}, WARNING, "fewer copies than 3: b"),
+    ],
+)
+def test_copies_are_those_that_streams_have(replicas: int, copies: dict[str, int], state: State, found: str) -> None:
+    check = copies_check(BusFacts(1, replicas, copies, []))
+    assert (check.state, check.found) == (state, found)
 
 
 def test_a_running_stacks_directory_is_taken(tmp_path: Path) -> None:
