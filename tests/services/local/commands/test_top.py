@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from services.local.cli import app
-from services.local.commands.status.top import show_essentials
+from services.local.commands.status.top import frame, show_essentials
 from services.local.commands.status.top_table import duration, essentials, screen
 from shared.bus import Bus
 from shared.bus.address import BusAddress
@@ -25,7 +25,7 @@ from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import SloVerdict
 from shared.watch.follower import StackFollower
-from shared.watch.stack_status import StackReport, Status
+from shared.watch.stack_status import ProcessStatus, StackReport, Status
 from shared.watch.stack_watch import GONE_S, MAX_ENDED, StackWatch, ended_at
 from shared.watch.windows import RateWindow
 from tests.services.profiler.profiling import KEY, executor_info, until
@@ -262,6 +262,17 @@ async def test_one_frame_is_printed(bus: Bus, nats_url: str) -> None:
     assert result.exit_code == 0, result.output
     assert "executor-0" in result.stdout and "KV used" in result.stdout
     assert "pool waiting 12" in result.stdout
+
+
+def test_one_that_stands_by_is_no_fault_and_one_that_is_unwell_is() -> None:
+    told = (("offline-queue-standby", "waits: pid 12 on host-a is at work"), ("executor-0", "a step takes long"))
+    processes = [ProcessStatus(name, 7, health, None, {}) for name, health in told]
+    status = Status(None, None, None, None, processes=processes, executors=[], budgets=[], slos=[], queues={})
+    console = Console(width=170, no_color=True)
+    with console.capture() as capture:
+        console.print(frame(StackReport(status, StackWatch().view(1.0))))
+    shown = capture.get()
+    assert "executor-0: a step takes long" in shown and "waits" not in shown
 
 
 class RecordingProgress:
