@@ -91,6 +91,14 @@ def test_half_an_hour_is_half_an_hour() -> None:
     assert rule["for"] == "30m" and re.findall(r"\[(\d+)m\]", rule["expr"]) == ["5"]
 
 
+def test_an_slo_is_broken_only_while_it_is_measured() -> None:
+    """The series ends without requests, and a mean over ten minutes goes on for as long."""
+    (rule,) = (rule for rule in rules if rule["alert"] == "SlackwaterSloBroken")
+    over_time, now = rule["expr"].split(" and ")
+    assert "avg_over_time(slackwater_slo_kept[10m])" in over_time and over_time.endswith("< 0.9")
+    assert now == "max by (profile_key, slo) (slackwater_slo_kept) >= 0"
+
+
 def test_a_gateway_that_is_down_does_not_mean_that_executors_are() -> None:
     (rule,) = (rule for rule in rules if rule["alert"] == "SlackwaterNoExecutor")
     assert rule["expr"].endswith('and on () (max(up{job="slackwater-gateway"}) == 1)')
