@@ -146,7 +146,25 @@ async def _until(stopping: asyncio.Event, bus: Bus, running: Coroutine[None, Non
     is_closed = closed.done()
     for each in (signalled, closed, main):
         each.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
+    try:
         await main
+    except asyncio.CancelledError:
+        pass
+    except ExceptionGroup as errors:
+        if (named := _named(errors)) is None:
+            raise
+        raise named from None
     if is_closed:
         raise BusError("the bus has ended the connection for good")
+
+
+def _named(errors: ExceptionGroup) -> SlackwaterError | None:
+    """The first of them, where all of them are raised on purpose."""
+    named, others = errors.split(SlackwaterError)
+    if named is None or others is not None:
+        return None
+    first: Exception = named
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    assert isinstance(first, SlackwaterError)
+    return first

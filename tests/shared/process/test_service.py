@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from shared.bus import Bus
-from shared.errors import BusError
+from shared.errors import BusError, ConfigError, SlackwaterError
 from shared.process.service import Details, Service, serve
 
 
@@ -49,3 +49,39 @@ async def test_it_ends_when_it_is_told_to(nats_url: str) -> None:
     serving = asyncio.create_task(serve(nats_url, "waits", Waits, stopping))
     stopping.set()
     await asyncio.wait_for(serving, 30)
+
+
+class FailsInParts(Waits):
+    """What it does beside each other ends it."""
+
+    errors: tuple[Exception, ...] = ()
+
+    async def run(self) -> None:
+        async def fail(error: Exception) -> None:
+            raise error
+
+        async with asyncio.TaskGroup() as group, asyncio.TaskGroup() as inner:
+            for each in self.errors:
+                inner.create_task(fail(each))
+            group.create_task(asyncio.Event().wait())
+
+
+@pytest.mark.parametrize(
+    ("errors", "ends_by"),
+    [
+        ((BusError("away"),), BusError),
+        ((ConfigError("first"), BusError("away")), ConfigError),
+        ((ValueError("not foreseen"), BusError("away")), ExceptionGroup),
+    ],
+)
+async def test_named_errors_of_its_parts_end_it_as_one_of_its_own(
+    nats_url: str, errors: tuple[Exception, ...], ends_by: type[Exception]
+) -> None:
+    def make(bus: Bus) -> Service:
+        service = FailsInParts(bus)
+        service.errors = errors
+        return service
+
+    with pytest.raises((SlackwaterError, ExceptionGroup)) as raised:
+        await asyncio.wait_for(serve(nats_url, "waits", make, asyncio.Event()), 30)
+    assert type(raised.value) is ends_by
