@@ -67,13 +67,15 @@ def refit(
     wanted: str,
     spec: EngineSpec | None,
 ) -> Fit | None:
-    """A model to publish in the place of ``published`` (None: of any); None where there is none, or none that is worth
-    it. Takes seconds. The other arguments: see ``fit_best`` and ``calibrated``."""
+    """A model to publish in the place of ``published`` (None: of any); None where there is none, or none that is asked
+    for or worth it. Takes seconds. The other arguments: see ``fit_best`` and ``calibrated``."""
     fitted = fit_best(observations, prior, prediction_limit_us, wanted, spec)
     if fitted is None:
         return None
     fitted = calibrated(fitted, recent)
-    return fitted if published is None or is_material(fitted, published, observations, recent) else None
+    if published is None or is_asked_for(fitted, published, wanted):
+        return fitted
+    return fitted if is_material(fitted, published, observations, recent) else None
 
 
 def fit_best(
@@ -137,6 +139,13 @@ def bias(model: FittedModel, recent: Sequence[Observation]) -> float:
 def total_ms(model: FittedModel, observations: Sequence[Observation]) -> float:
     """Predicted for all of them together."""
     return sum(model.predict_ms(observation.shape) for observation in observations)
+
+
+def is_asked_for(fitted: Fit, published: FittedModel, wanted: str) -> bool:
+    """Whatever their errors are: ``fitted`` is of the kind that is wanted and ``published`` is not, or ``published`` is
+    of one that is used only where it is wanted."""
+    kind, before = (kind_of(model_record(model)) for model in (fitted.model, published))
+    return kind != before != wanted and (kind == wanted or before in FITS_ON_REQUEST)
 
 
 def is_material(

@@ -10,12 +10,22 @@ import pytest
 from services.predictor import regression
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.echo_fit import fit_echo
-from services.predictor.fit import Fit, bias, calibrated, fit_best, is_material, mean_relative_error, surely_better
+from services.predictor.fit import (
+    Fit,
+    bias,
+    calibrated,
+    fit_best,
+    is_material,
+    mean_relative_error,
+    refit,
+    surely_better,
+)
 from services.predictor.linear_fit import fit_bros, fit_linear
 from services.predictor.window import Observation, noise_floor
 from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.protocol.latency_models import kind_of, model_record
 from tests.shared.latency.shapes import DRIFTED, TRUTH, make_shape, roofline, timed, varied_shapes
 
 ROOFLINE = roofline("llama2-7b", "a100-40g")
@@ -112,6 +122,30 @@ def test_a_model_is_material_when_it_predicts_better() -> None:
     same, drifted = timed(shapes, rng, 0.02), timed(shapes, rng, 0.02, DRIFTED)
     assert not is_material(fit(same), published, same)
     assert is_material(fit(drifted), published, drifted)
+
+
+@pytest.mark.parametrize("wanted", ["bros", "echo"])
+def test_what_is_asked_for_replaces_a_better_model_of_another_kind(wanted: str) -> None:
+    """And is replaced where it is asked for no longer, but not where too little is known to fit it again."""
+
+    def kind_after(published: Fit, wanted: str, of: list[Observation]) -> str | None:
+        prior = published.linear
+        fitted = refit(of, [], published.model, prior, NO_LIMIT_US, wanted, None)
+        return None if fitted is None else kind_of(model_record(fitted.model))
+
+    observations = rooflined(random.Random(2), 600, noise=0.01)
+    best, asked_for = fit(observations), fit_best(observations, wanted=wanted)
+    assert asked_for is not None and asked_for.mape > best.mape
+    assert kind_after(best, wanted, observations) == wanted
+    assert kind_after(asked_for, "auto", observations) == "boosted"
+    assert kind_after(best, "auto", observations) is None
+    assert kind_after(asked_for, wanted, observations) is None
+    decodes = [
+        Observation(shape, asked_for.model.predict_ms(shape))
+        for shape, _, _ in observations
+        if not shape.prefill_requests
+    ]
+    assert kind_after(asked_for, wanted, decodes) is None
 
 
 @pytest.mark.parametrize("make", [rooflined, lambda rng, n, noise: timed(varied_shapes(rng, n), rng, noise)])
