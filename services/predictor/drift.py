@@ -14,10 +14,10 @@ FORGETTING = 1 / 128  # of a change of the model, for each sample
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """``ratio``: measured over predicted time since the drift began, ``num_samples`` samples ago."""
+    """``ratio``: measured over predicted time since the drift began, with the sample of the number ``first``."""
 
     ratio: float
-    num_samples: int
+    first: int
 
 
 class DriftDetector:
@@ -46,16 +46,17 @@ class DriftDetector:
         that of a model fitted while the machine changes is larger."""
         self._change += math.log(ratio)
 
-    def add(self, measured_ms: float, predicted_ms: float) -> Drift | None:
-        """Both positive. After an alarm the test has no memory of what came before."""
+    def add(self, number: int, measured_ms: float, predicted_ms: float) -> Drift | None:
+        """Both positive, of the sample of this number; numbers rise. After an alarm the test has no memory of what came
+        before."""
         error = math.log(measured_ms / predicted_ms) + self._change
         self._change *= 1 - FORGETTING
-        self._slower.add(self._counted(error), error)
-        self._faster.add(self._counted(-error), error)
+        self._slower.add(number, self._counted(error), error)
+        self._faster.add(number, self._counted(-error), error)
         for side in (self._slower, self._faster):
             if side.total > self._alarm:
                 self._slower, self._faster = _Side(), _Side()
-                return Drift(math.exp(side.errors / side.length), side.length)
+                return Drift(math.exp(side.errors / side.length), side.first)
         return None
 
     def _counted(self, error: float) -> float:
@@ -69,11 +70,14 @@ class _Side:
     total: float = 0.0
     errors: float = 0.0  # of the logarithms, since the total last was 0
     length: int = 0
+    first: int = 0  # sample since then
 
-    def add(self, exceeding: float, error: float) -> None:
+    def add(self, number: int, exceeding: float, error: float) -> None:
         if self.total + exceeding <= 0:
             self.total, self.errors, self.length = 0.0, 0.0, 0
             return
+        if not self.length:
+            self.first = number
         self.total += exceeding
         self.errors += error
         self.length += 1

@@ -47,17 +47,18 @@ class WatchedKind:
 
     def forget_samples(self) -> None:
         """Nothing can be made of them."""
-        self.window = SampleWindow(self.window.capacity)
+        self.window.clear()
 
     def watch(self, shape: BatchFeatures, latency_ms: float, now_s: float) -> Drift | None:
-        """Compare a sample that was added with the published model. After an alarm all samples but those since the
-        drift began are taken to have drifted too."""
+        """Compare the sample that was added last with the published model. After an alarm all samples but those since
+        the drift began are taken to have drifted too."""
         if self._detector is None or self.model is None or self.has_drifted:
             return None
         predicted_ms = self.model.predict_ms(shape)
-        drift = self._detector.add(latency_ms, predicted_ms) if predicted_ms > 0 else None
+        number = self.window.num_added - 1
+        drift = self._detector.add(number, latency_ms, predicted_ms) if predicted_ms > 0 else None
         if drift is not None:
-            self.window.rescale(drift.num_samples, drift.ratio)
+            self.window.rescale(drift.first, drift.ratio)
             self.drifts += 1
             self.drift_ratio, self.drifted_at_s, self.has_drifted = drift.ratio, now_s, True
         return drift

@@ -76,7 +76,7 @@ class SampleWindow:
         self._stratum_limit = max(MIN_STRATUM, capacity // STRATUM_SHARE)
         self._strata: dict[Stratum, deque[_Numbered]] = {}
         self._size = 0
-        self._added = 0
+        self.num_added = 0  # ever: the number of the next one
 
     def __len__(self) -> int:
         return self._size
@@ -87,8 +87,8 @@ class SampleWindow:
         if is_empty or not LEAST_MS <= latency_ms <= MOST_MS:
             return False
         members = self._strata.setdefault(stratum(shape), deque())
-        members.append(_Numbered(self._added, shape, latency_ms))
-        self._added += 1
+        members.append(_Numbered(self.num_added, shape, latency_ms))
+        self.num_added += 1
         self._size += 1
         if len(members) > self._stratum_limit:
             self._drop_oldest(members)
@@ -96,18 +96,22 @@ class SampleWindow:
             self._drop_oldest(max(self._strata.values(), key=len))
         return True
 
-    def rescale(self, but_newest: int, factor: float) -> None:
-        """Multiply the latencies of all samples but the ``but_newest`` last added: the machine has become so many times
+    def rescale(self, before: int, factor: float) -> None:
+        """Multiply the latencies of all samples of lower numbers than ``before``: the machine has become so many times
         slower since, and of shapes that have not come again nothing better is known."""
-        first_new = self._added - but_newest
         for members in self._strata.values():
             for index, (number, shape, latency_ms) in enumerate(members):
-                if number < first_new:
+                if number < before:
                     members[index] = _Numbered(number, shape, latency_ms * factor)
+
+    def clear(self) -> None:
+        """Forget all; numbers go on."""
+        self._strata.clear()
+        self._size = 0
 
     def observations(self) -> list[Observation]:
         """Stratum by stratum, oldest first in each."""
-        stale_before = self._added - self.capacity
+        stale_before = self.num_added - self.capacity
         return [
             Observation(shape, latency_ms, STALE_WEIGHT if number < stale_before else 1.0)
             for members in self._strata.values()

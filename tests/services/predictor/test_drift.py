@@ -6,10 +6,12 @@ import pytest
 
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
+from services.predictor.watched_kind import WatchedKind
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord, model_record
 from shared.protocol.measurements import LatencySample
 from tests.services.profiler.profiling import KEY, model_of, running, until
 from tests.shared.latency.shapes import roofline, schedule_of
@@ -87,3 +89,22 @@ async def test_drifts_outlive_the_predictor(bus: Bus) -> None:
     async with running(second):
         assert second.details()["drifts"] == 1
         assert second.details()["drift_ratio"] == pytest.approx(0.6, rel=0.05)
+
+
+def test_a_sweep_of_the_machine_that_has_drifted_is_taken_as_it_is() -> None:
+    """Its shapes say nothing of what runs, so that none of them counts towards a drift; but they are as slow."""
+    kind, shapes = WatchedKind(4096), schedule_of("llama2-7b", seed=1)[:200]
+    kind.publish(LatencyModelRecord(KEY, model_record(GPU), 100, NOISE, 1.0), 1)
+
+    def measure(shape: BatchFeatures, factor: float, is_live: bool) -> bool:
+        """Whether that is a drift."""
+        latency_ms = factor * GPU.predict_ms(shape)
+        kind.add(shape, latency_ms)
+        return is_live and kind.watch(shape, latency_ms, 1.0) is not None
+
+    assert not any(measure(shape, 1.0, is_live) for shape in shapes[:100] for is_live in (True, False))
+    while not any(measure(shape, SLOWDOWN, is_live) for shape in shapes[100:] for is_live in (True, False, False)):
+        pass
+    assert kind.drift_ratio == pytest.approx(SLOWDOWN)
+    for shape, latency_ms, _ in kind.window.observations():
+        assert latency_ms == pytest.approx(SLOWDOWN * GPU.predict_ms(shape))

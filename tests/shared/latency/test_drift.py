@@ -16,7 +16,7 @@ def first_drift(sigma: float, factor: float, seed: int, num_samples: int, before
     detector = DriftDetector(sigma * MEAN_DEVIATION)
     for number in range(num_samples):
         slower = factor if number >= before else 1.0
-        drift = detector.add(20.0 * slower * rng.lognormvariate(0, sigma), 20.0)
+        drift = detector.add(number, 20.0 * slower * rng.lognormvariate(0, sigma), 20.0)
         if drift is not None:
             return number, drift
     return None
@@ -36,7 +36,7 @@ def test_a_third_more_or_less_is_seen_within_thirty_steps(sigma: float, factor: 
         number, drift = found
         assert 500 + 20 <= number < 500 + 32
         assert drift.ratio == pytest.approx(factor, rel=0.06)
-        assert drift.num_samples == pytest.approx(number - 500 + 1, abs=6)
+        assert drift.first == pytest.approx(500, abs=6)
 
 
 def test_a_tenth_is_seen_and_a_fiftieth_allowed() -> None:
@@ -52,7 +52,7 @@ def test_a_stall_is_no_drift(sigma: float, factor: float) -> None:
     detector = DriftDetector(sigma * MEAN_DEVIATION)
     for number in range(5000):
         stalled = factor if number % 200 < 12 else 1.0
-        assert detector.add(20.0 * stalled * rng.lognormvariate(0, sigma), 20.0) is None
+        assert detector.add(number, 20.0 * stalled * rng.lognormvariate(0, sigma), 20.0) is None
 
 
 @pytest.mark.parametrize("every", [3, 10, 30])
@@ -61,7 +61,7 @@ def test_a_model_that_follows_at_once_does_not_hide_a_drift(every: int) -> None:
     detector, predicted_ms = DriftDetector(0.01), 20.0
     for number in range(1, 100):
         measured_ms = 26.0 * rng.lognormvariate(0, 0.01)
-        drift = detector.add(measured_ms, predicted_ms)
+        drift = detector.add(number, measured_ms, predicted_ms)
         if drift is not None:
             assert number < 30 and drift.ratio == pytest.approx(1.3, rel=0.04)
             return
@@ -77,11 +77,12 @@ def test_a_better_model_is_no_drift() -> None:
     for number in range(10_000):
         if number % 1000 == 999:
             detector.follow(1.08 if number % 2000 == 999 else 1 / 1.08)
-        assert detector.add(20.0 * rng.lognormvariate(0, 0.02), 20.0) is None
+        assert detector.add(number, 20.0 * rng.lognormvariate(0, 0.02), 20.0) is None
 
 
 def test_after_an_alarm_the_test_begins_anew() -> None:
     detector = DriftDetector(0.01)
-    numbers = [number for number in range(100) if detector.add(26.0, 20.0) is not None]
-    assert len(numbers) > 3
-    assert len({later - earlier for earlier, later in pairwise(numbers)}) == 1
+    found = [(number, drift) for number in range(100) if (drift := detector.add(number, 26.0, 20.0)) is not None]
+    assert len(found) > 3
+    assert len({later - earlier for (earlier, _), (later, _) in pairwise(found)}) == 1
+    assert all(drift.first == earlier + 1 for (earlier, _), (_, drift) in pairwise(found))

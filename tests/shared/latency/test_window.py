@@ -65,11 +65,24 @@ def test_recent_ones_come_newest_first_whatever_their_stratum() -> None:
     assert len(window.recent(100)) == 20
 
 
+def test_numbers_go_on_where_all_is_forgotten() -> None:
+    """So that a drift that began before is not taken for one that is yet to come."""
+    window = SampleWindow(64)
+    for number in range(1, 21):
+        window.add(make_shape([1 << (number % 5)]), 1.0)
+    began, _ = window.num_added, window.clear()
+    window.check_integrity()
+    assert len(window) == 0 and window.observations() == []
+    window.add(make_shape([7]), 2.0)
+    window.rescale(before=began, factor=10.0)
+    assert window.observations() == [Observation(make_shape([7]), 2.0)]
+
+
 def test_what_is_older_than_a_drift_is_rescaled() -> None:
     window = SampleWindow(64)
     for number in range(1, 21):
         window.add(make_shape([1 << (number % 5)]), float(number))
-    window.rescale(but_newest=5, factor=10.0)
+    window.rescale(before=15, factor=10.0)
     window.check_integrity()
     expected = [*(10.0 * number for number in range(1, 16)), *(float(number) for number in range(16, 21))]
     assert sorted(o.latency_ms for o in window.observations()) == sorted(expected)
