@@ -46,11 +46,12 @@ class Predictor(Service):
     async def start(self) -> None:
         """Read what earlier runs published, then listen."""
         self._models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
-        try:
-            for entry in await self._models.entries():
+        for entry in await self._models.entries():
+            try:
                 self._kind(entry.key).publish(entry.value, entry.revision)
-        except (msgspec.DecodeError, ValueError) as error:
-            logger.warning("a published model does not parse; the next fit replaces it", extra={"error": str(error)})
+            except ValueError as error:
+                why = {"profile_key": entry.key, "error": str(error)}
+                logger.warning("a published model is none; the next fit replaces it", extra=why)
         self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
         self._subscriptions = [
             await self._bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample),
@@ -181,7 +182,7 @@ class Predictor(Service):
         try:
             entry = await self._models.get(profile_key)
             kind.publish(entry.value, entry.revision)
-        except (NotFoundOnBusError, msgspec.DecodeError, ValueError):
+        except (NotFoundOnBusError, ValueError):
             kind.publish(None, 0)
 
     def _is_due(self, kind: WatchedKind) -> bool:

@@ -15,7 +15,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord, RooflineRates
+from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients, RooflineRates
 from shared.protocol.measurements import LatencySample
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import KEY, TRUTH, model_of, predicted, running, until
@@ -124,6 +124,16 @@ async def test_a_restarted_predictor_keeps_what_it_knew(bus: Bus) -> None:
     prefill = make_shape([100, 100])
     old, new = (predicted(prefill, record.latency_model()) for record in (before, after))
     assert new > 0.9 * old
+
+
+async def test_a_published_model_that_is_none_hides_no_other(bus: Bus) -> None:
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    sound = LinearCoefficients(TRUTH.coefficients())
+    for key, model in (("first", LinearCoefficients((-1.0, *sound.coefficients[1:]))), ("second", sound)):
+        await models.put(key, LatencyModelRecord(key, model, 100, 0.01, 1.0))
+    service = predictor(bus)
+    async with running(service):
+        assert (service.details()["profiles"], service.details()["models"]) == (2, 1)
 
 
 async def test_a_model_lost_from_the_bus_is_published_again(bus: Bus) -> None:
