@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.local.commands.parameters import BusOptions, JsonOption, show
+from shared.bounds import MOST
 from shared.errors import NoResponderError, StackError
 from shared.latency.roofline import NEVER_SATURATED, RooflineLatencyModel
 from shared.protocol import subjects
@@ -122,6 +123,8 @@ def _matches(shapes: list[str], pattern: re.Pattern[str], form: str) -> Iterator
         count = int(match["count"] or 1)
         if not 1 <= count <= MAX_REQUESTS:
             raise ValueError(f"{shape!r}: give 1 to {MAX_REQUESTS} of them")
+        if max(int(number) for number in match.groups() if number) > MOST:
+            raise ValueError(f"{shape!r}: no request has more than {MOST} tokens")
         yield from repeat(match, count)
 
 

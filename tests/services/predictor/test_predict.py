@@ -160,6 +160,8 @@ async def test_the_command_shows_what_each_request_adds(bus: Bus, nats_url: str,
         (("--prefill", "0"), 2, "'0' is no prefill: write TOKENS, TOKENS@COMPUTED or COUNTxTOKENS"),
         (("--decode", "5@3"), 2, "'5@3' is no decode"),
         (("--decode", "99999999x3"), 2, "give 1 to 65536 of them"),
+        (("--decode", "1000000000001"), 2, "no request has more than 1000000000000 tokens"),
+        (("--prefill", "1@99999999999999999999999"), 2, "no request has more than 1000000000000 tokens"),
     ],
 )
 async def test_errors_are_said_in_a_line(
