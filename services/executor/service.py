@@ -21,9 +21,10 @@ from services.executor.request_spans import RequestSpans
 from services.executor.results import ResultStore
 from services.executor.settings import ExecutorSettings
 from services.executor.size_chooser import SizeChooser
-from services.executor.step_loop import StepLoop
+from services.executor.step_loop import StepLoop, unmeasured
 from shared.bus import Bucket, Bus
 from shared.bus.lease import Lease
+from shared.cancellation import check_cancelled
 from shared.clock import Clock, waited_s
 from shared.errors import BusError, ConfigError, EngineLostError, LeaseHeldError, LeaseLostError
 from shared.latency.model import LatencyModel
@@ -32,7 +33,7 @@ from shared.process.tracing import Tracing
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.handover import SetRole
-from shared.protocol.measurements import MeasureShape
+from shared.protocol.measurements import REPLACED, MeasuredShape, MeasureShape
 from shared.protocol.requests import AbortRequests, HeldRequests, InboxMessage
 from shared.protocol.sampling import FinishReason
 from shared.protocol.services import LeaseHolder
@@ -125,7 +126,7 @@ class ExecutorService(Service):
         executor_id = self.info.executor_id
         await self._bus.subscribe(subjects.inbox(executor_id), InboxMessage, self._on_inbox)
         await self._bus.subscribe(subjects.plan(executor_id), StepPlan, self._on_plan)
-        await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._loop.measure)
+        await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._on_measure)
         await self._bus.serve(subjects.cache(executor_id), object, self._on_cache)
         await self._bus.serve(subjects.drain(executor_id), SetDraining, self._on_drain)
         await self._bus.serve(subjects.executor_alive(executor_id), object, self._on_alive)
@@ -143,6 +144,7 @@ class ExecutorService(Service):
         loops = (
             *(self._lease.keep(), self._loop.run(), self._loop.watch(), self._beat(), self._results.run()),
             *(self._tuning.run(), self._chooser.run(self._register), self._pool.run(), gateways.run()),
+            self._stay_registered(),
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -263,6 +265,11 @@ class ExecutorService(Service):
                 self._spans.came(request)
             self._loop.take_plan(plan)
 
+    async def _on_measure(self, shape: MeasureShape) -> MeasuredShape:
+        if shape.epoch not in ("", self.info.epoch):
+            return unmeasured(REPLACED)
+        return await self._loop.measure(shape)
+
     async def _on_cache(self, _: object) -> CacheChanges:
         return self._replica.pool.cache_snapshot()
 
@@ -288,6 +295,20 @@ class ExecutorService(Service):
 
     async def _register(self) -> None:
         await self._executors.put(self.name, self.info)
+
+    async def _stay_registered(self) -> None:
+        """A bus that comes back may have lost the registration, or have an earlier one again."""
+        registered = self._bus.reconnects
+        while True:
+            await self._bus.wait_reconnected(registered, None)
+            check_cancelled()
+            reconnects = self._bus.reconnects
+            try:
+                await self._register()
+                registered = reconnects
+            except BusError as error:
+                logger.warning("not registered yet", extra={"executor_id": self.name, "why": str(error)})
+                await asyncio.sleep(HEARTBEAT_S)
 
     async def _join_pool(self) -> None:
         if not await self._pool.join():

@@ -15,7 +15,7 @@ from shared.errors import EngineError, EngineLostError
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
-from shared.protocol.measurements import MeasuredShape, MeasureShape
+from shared.protocol.measurements import BUSY, MeasuredShape, MeasureShape
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
@@ -122,7 +122,7 @@ class StepLoop:
     async def measure(self, shape: MeasureShape) -> MeasuredShape:
         """Time a batch while nothing else runs; an error where the replica has work, or gets some meanwhile."""
         if self._replica.has_work:
-            return _unmeasured("busy")
+            return unmeasured(BUSY)
         done: asyncio.Future[MeasuredShape] = asyncio.get_running_loop().create_future()
         await self._measurements.put((shape, done))
         self._wake.set()
@@ -183,9 +183,9 @@ class StepLoop:
         """After ``run`` was cancelled. Who waits for a measurement is told that none comes. An engine that hangs is not
         closed: it ends with the process."""
         while not self._measurements.empty():
-            _answer(self._measurements.get_nowait()[1], _unmeasured("stopping"))
+            _answer(self._measurements.get_nowait()[1], unmeasured("stopping"))
         if self._measuring is not None:
-            _answer(self._measuring, _unmeasured("stopping"))
+            _answer(self._measuring, unmeasured("stopping"))
         if not self._hangs:
             self._engine.close()
             self._threads.shutdown()
@@ -369,14 +369,15 @@ class StepLoop:
                         latencies = []
                         break
                     latencies.append(result.latency_ms)
-                measured = MeasuredShape(batch_shape(batch), latencies) if latencies else _unmeasured("busy")
+                measured = MeasuredShape(batch_shape(batch), latencies) if latencies else unmeasured(BUSY)
         except (EngineError, ValueError) as error:
-            measured = _unmeasured(str(error))
+            measured = unmeasured(str(error))
         _answer(self._measuring, measured)
         self._measuring = None
 
 
-def _unmeasured(why: str) -> MeasuredShape:
+def unmeasured(why: str) -> MeasuredShape:
+    """The answer where it could not be done."""
     return MeasuredShape(BatchFeatures(0, 0, 0, 0, 0), [], why)
 
 

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED = 256  # registrations; beyond it the watch of the bucket waits
 FIRST_CONFIRM_S = 10.0
 LAST_CONFIRM_S = 60.0
+RETRY_S = 5.0  # after an error of the bus
 
 
 class Profiler(Service):
@@ -77,10 +78,12 @@ class Profiler(Service):
             group.create_task(LiveHolds(self._bus, self._budgets).run())
             while True:
                 info = await self._registered.get()
+                reconnects = self._bus.reconnects
                 try:
                     await self._serve(info, group)
-                except BusError as error:  # the watch brings every registration again after a reconnect
+                except BusError as error:
                     logger.warning("profiling interrupted", extra=_ids(info, error))
+                    group.create_task(self._again(info, reconnects))
                 check_cancelled()
 
     async def stop(self) -> None:
@@ -103,8 +106,9 @@ class Profiler(Service):
         except ConfigError as error:
             logger.error("executor not profiled", extra=_ids(info, error))
         except ExecutorSilentError as error:
-            logger.warning("executor not profiled; it will be when it registers again", extra=_ids(info, error))
+            logger.warning("executor not profiled; it will be when it is heard again", extra=_ids(info, error))
             self._progress.forget(info.profile_key)
+            group.create_task(self._again_when_heard(info.executor_id))
         except ExecutorBusyError as error:
             logger.warning("executor not profiled; it will be when it is idle", extra=_ids(info, error))
             await self._publish_budget(info)
@@ -145,6 +149,15 @@ class Profiler(Service):
         record = SweepRecord.of(info, measurements, self._clock.unix_s())
         await asyncio.to_thread(self._files.store, record)
         return record
+
+    async def _again(self, info: ExecutorInfo, reconnects: int) -> None:
+        """Once the bus is there again, or soon, where it was."""
+        await self._bus.wait_reconnected(reconnects, RETRY_S)
+        await self._registered.put(info)
+
+    async def _again_when_heard(self, executor_id: str) -> None:
+        """As what it says that it is by then."""
+        await self._registered.put(await self._load.heard(executor_id))
 
     async def _again_when_idle(self, info: ExecutorInfo) -> None:
         await self._load.wait_idle(info.executor_id)

@@ -204,8 +204,9 @@ class Connection:
         """From now on what it forbids, by the subject, fails as if the bus were away."""
         self._client.may_send = may_send
 
-    async def wait_reconnected(self, generation: int, timeout_s: float) -> None:
-        """Return when the connection was restored after ``reconnects`` read ``generation``, or after the timeout."""
+    async def wait_reconnected(self, generation: int, timeout_s: float | None) -> None:
+        """Return when the connection was restored after ``reconnects`` read ``generation``, or after the timeout, if there
+        is one."""
         if self.reconnects != generation:
             return
         with contextlib.suppress(TimeoutError):

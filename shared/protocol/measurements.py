@@ -9,6 +9,7 @@ from shared.bounds import Amount, Count, ProfileKey
 from shared.latency.features import BatchFeatures
 
 MAX_REPEATS = 100
+BUSY, REPLACED = "busy", "another incarnation has this id"  # errors of a MeasuredShape
 
 
 class LatencySample(msgspec.Struct, frozen=True):
@@ -29,11 +30,13 @@ class PrefillChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MeasureShape(msgspec.Struct, frozen=True):
-    """Ask an executor to time one batch on scratch KV blocks, while it is idle."""
+    """Ask an executor to time one batch on scratch KV blocks, while it is idle; ``epoch``: one incarnation of it, any
+    where empty."""
 
     prefills: list[PrefillChunk]
     decode_context_lens: list[Count]  # KV that is there before the decode's own token
     repeats: Annotated[int, Meta(ge=0, le=MAX_REPEATS)] = 3
+    epoch: str = ""
 
 
 class MeasuredShape(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ import asyncio
 
 from shared.bus import Bus, Subscription
 from shared.protocol import subjects
-from shared.protocol.executors import Heartbeat
+from shared.protocol.executors import ExecutorInfo, Heartbeat
 
 
 class LoadWatch:
@@ -13,6 +13,7 @@ class LoadWatch:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._beat: dict[str, asyncio.Event] = {}
+        self._heard: dict[str, asyncio.Future[ExecutorInfo]] = {}
         self._idle: dict[str, asyncio.Event] = {}
         self._subscription: Subscription
 
@@ -25,6 +26,11 @@ class LoadWatch:
     async def wait_idle(self, executor_id: str) -> None:
         """Return at the executor's next heartbeat that shows it without work."""
         await self._idle.setdefault(executor_id, asyncio.Event()).wait()
+
+    async def heard(self, executor_id: str) -> ExecutorInfo:
+        """What the executor's next heartbeat says that it is."""
+        heard = self._heard.setdefault(executor_id, asyncio.get_running_loop().create_future())
+        return await asyncio.shield(heard)  # others may wait for it too
 
     async def wait_silent(self, executor_id: str, silence_s: float) -> None:
         """Return when no heartbeat has come for ``silence_s``, counted from now or from a later heartbeat."""
@@ -40,6 +46,8 @@ class LoadWatch:
         waiting = heartbeat.online_waiting + heartbeat.offline_waiting
         running = heartbeat.online_running + heartbeat.offline_running
         _wake(self._beat, executor_id)
+        if (heard := self._heard.pop(executor_id, None)) is not None:
+            heard.set_result(heartbeat.info)
         if not waiting and not running:
             _wake(self._idle, executor_id)
 

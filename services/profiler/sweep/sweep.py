@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from services.profiler.sweep.load_watch import LoadWatch
 from services.profiler.sweep.shapes import num_tokens, sweep_shapes, warm_up_shape
 from shared.bus import Bus
@@ -12,7 +14,7 @@ from shared.clock import Clock
 from shared.errors import NoResponderError, SlackwaterError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape
+from shared.protocol.measurements import BUSY, REPLACED, LatencySample, MeasuredShape, MeasureShape
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +22,13 @@ LIMIT_S = 24.0  # no shape starts after this
 GRACE_S = 5.0  # for the shape that runs at the limit: a sweep takes less than 30 s
 SILENCE_S = 5.0  # without a heartbeat: the executor is gone
 ENOUGH_SHAPES = 12
-BUSY = "busy"
 PROGRESS_EVERY = 10
 
 Progress = Callable[[int, int], None]
 
 
 class ExecutorSilentError(SlackwaterError):
-    """An executor does not answer and gives no heartbeat."""
+    """An executor does not answer and gives no heartbeat, or another incarnation of it answers."""
 
 
 class ExecutorBusyError(SlackwaterError):
@@ -90,6 +91,8 @@ class Sweep:
             measured = await self._ask(shape)
             if measured is None or measured.latencies_ms:
                 return measured
+            if measured.error == REPLACED:
+                raise ExecutorSilentError(f"executor {self.info.executor_id} is not the one that registered")
             if measured.error != BUSY:
                 logger.info("shape refused", extra={"executor_id": self.info.executor_id, "why": measured.error})
                 return None
@@ -99,7 +102,7 @@ class Sweep:
     async def _ask(self, shape: MeasureShape) -> MeasuredShape | None:
         """None where a live executor is too slow for it."""
         executor_id = self.info.executor_id
-        timeout_s = self._left_s() + GRACE_S
+        timeout_s, shape = self._left_s() + GRACE_S, replace(shape, epoch=self.info.epoch)
         asking = asyncio.create_task(
             self.bus.request(subjects.measure(executor_id), shape, MeasuredShape, timeout_s), name="measure"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.executor import results
 from services.executor.engines.factory import load_engine
@@ -20,7 +21,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
+from shared.protocol.measurements import REPLACED, LatencySample, MeasuredShape, MeasureShape, PrefillChunk
 from shared.protocol.offline import OfflineResult
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
@@ -281,11 +282,30 @@ async def test_heartbeats_tell_what_online_requests_need(
     assert (beat.num_held, beat.is_drained) == (1, False)
 
 
+async def test_it_registers_again_where_the_bus_was_away(bus: Bus, executor: ExecutorService) -> None:
+    """What a bus keeps that comes back may be older than the executor."""
+    executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+    before = (await executors.get("executor-0")).value
+    assert before is not None
+    await executors.put("executor-0", replace(before, epoch="of before"))
+    executor._bus._client._transport.close()
+
+    async def is_there() -> bool:
+        return (await executors.get("executor-0")).value == before
+
+    await until(is_there)
+    assert executor._bus.reconnects == 1
+
+
 async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
     subject = subjects.measure("executor-0")
     measured = await bus.request(subject, MeasureShape([PrefillChunk(64, 16)], [100, 200], repeats=2), MeasuredShape)
     assert measured.error == "" and len(measured.latencies_ms) == 2
     assert (measured.shape.prefill_tokens, measured.shape.decode_kv_tokens) == (64, 302)
+    earlier = await bus.request(subject, MeasureShape([PrefillChunk(64)], [], epoch="of before"), MeasuredShape)
+    assert (earlier.latencies_ms, earlier.error) == ([], REPLACED)
+    own = await bus.request(subject, MeasureShape([PrefillChunk(64)], [], epoch=executor.info.epoch), MeasuredShape)
+    assert len(own.latencies_ms) == 3
     too_long = await bus.request(subject, MeasureShape([PrefillChunk(9999)], []), MeasuredShape)
     assert "not one step of this executor" in too_long.error
     await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=200))

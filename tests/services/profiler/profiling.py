@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shared.bus import Bus, Subscription
+from shared.bus import Bus
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
@@ -17,7 +17,7 @@ from shared.process.service import Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.measurements import MeasuredShape, MeasureShape
+from shared.protocol.measurements import BUSY, REPLACED, MeasuredShape, MeasureShape
 from tests.shared.latency.shapes import make_shape
 
 KEY = "model.torch.cpu-2t.float32"
@@ -79,17 +79,23 @@ class MeasuringExecutor:
         self.asked: list[MeasureShape] = []
         self.busy = False
         self.refuses: Callable[[MeasureShape], str] = lambda _: ""
-        self._subscription: Subscription | None = None
+        self._listening = self.listening()
 
     async def __aenter__(self) -> MeasuringExecutor:
-        self._subscription = await self._bus.serve(subjects.measure(self.info.executor_id), MeasureShape, self._answer)
-        await self._bus.flush()
+        await self._listening.__aenter__()
         await self.register()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        assert self._subscription is not None
-        await self._subscription.stop()
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._listening.__aexit__(*exc)
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Answer, without a registration."""
+        subscription = await self._bus.serve(subjects.measure(self.info.executor_id), MeasureShape, self._answer)
+        await self._bus.flush()
+        yield
+        await subscription.stop()
 
     async def register(self) -> None:
         executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
@@ -102,7 +108,8 @@ class MeasuringExecutor:
 
     async def _answer(self, shape: MeasureShape) -> MeasuredShape:
         self.asked.append(shape)
-        why = "busy" if self.busy else self.refuses(shape)
+        is_other = shape.epoch not in ("", self.info.epoch)
+        why = REPLACED if is_other else BUSY if self.busy else self.refuses(shape)
         if why:
             return MeasuredShape(make_shape(), [], why)
         chunks = [(chunk.num_tokens, chunk.num_computed_tokens) for chunk in shape.prefills]

@@ -22,6 +22,7 @@ from shared.errors import ConfigError
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
 from shared.scheduling.step_sizes import StepSizes
@@ -148,17 +149,37 @@ async def test_samples_are_sent_again_for_a_predictor_that_starts_late(bus: Bus,
             assert (await model_of(bus)).profile_key == KEY
 
 
-async def test_an_absent_executor_is_profiled_when_it_registers_again(
+async def test_an_absent_executor_is_profiled_when_it_is_heard(
     bus: Bus, tmp_path: Path, predictor: Predictor, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = MeasuringExecutor(bus, executor_info(**SMALL))
     await executor.register()
     service = profiler(bus, tmp_path)
     async with running(service):
-        await until(lambda: "executor not profiled; it will be when it registers again" in caplog.messages)
+        await until(lambda: "executor not profiled; it will be when it is heard again" in caplog.messages)
         assert service.details()["profile_state"] == "waiting"
-        async with executor:
+        async with executor.listening():
+            await executor.beat()
             await until(lambda: is_done(service))
+    assert (await model_of(bus)).num_samples >= 24
+
+
+async def test_an_error_of_the_bus_puts_a_profile_off_and_not_for_ever(
+    bus: Bus, tmp_path: Path, predictor: Predictor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.profiler.service.RETRY_S", 0.1)
+    executor = MeasuringExecutor(bus, executor_info(**SMALL))
+
+    def break_once(shape: MeasureShape) -> str:
+        if len(executor.asked) == 5:
+            raise RuntimeError("the answer does not come")
+        return ""
+
+    executor.refuses = break_once
+    service = profiler(bus, tmp_path)
+    async with running(service), executor:
+        await until(lambda: is_done(service))
+    assert caplog.messages.count("profiling interrupted") == 1
     assert (await model_of(bus)).num_samples >= 24
 
 
@@ -215,6 +236,26 @@ async def test_a_sweep_names_why_it_ended_early(bus: Bus) -> None:
         with pytest.raises(ExecutorBusyError, match="executor-0"):
             await sweep(limit_s=0.2).run()
     await load.stop()
+
+
+async def test_a_sweep_measures_no_other_incarnation(bus: Bus, tmp_path: Path, predictor: Predictor) -> None:
+    """Which may have another engine: its times are not those of the profile key."""
+    info = executor_info(**SMALL)
+    service = profiler(bus, tmp_path)
+    async with (
+        running(service),
+        MeasuringExecutor(bus, replace(info, epoch="epoch-2", profile_key="other")) as executor,
+    ):
+        await until(lambda: is_done(service))
+        asked = len(executor.asked)
+        executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        await executors.put(info.executor_id, info)  # as a restored store has it
+        await until(lambda: len(executor.asked) > asked)
+        await executor.beat()
+        await until(lambda: is_done(service))
+    assert len(executor.asked) == asked + 1
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    assert await models.keys() == {"other"}
 
 
 async def test_a_sweep_ends_when_the_heartbeats_stop_and_not_before(bus: Bus) -> None:
