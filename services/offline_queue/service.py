@@ -119,6 +119,7 @@ class OfflineQueueService(Service):
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._lease.keep())
                 await self._begin()
+                await self._lease.renewed()  # the bus may have been away meanwhile
                 self._is_at_work = True
                 logger.info("at work", extra={"service": self.name})
                 self._work(group)

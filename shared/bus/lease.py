@@ -39,6 +39,7 @@ class Lease:
         self._revision: int | None = None  # None: not held
         self._sent_s = 0.0  # of the last renewal
         self._reconnects = 0  # at that time
+        self._was_renewed = asyncio.Event()
 
     async def take(self, on_held: Callable[[LeaseHolder], None]) -> None:
         """Return once it is held here. ``on_held`` is told, again and again, of another holder that answers; what it
@@ -84,6 +85,13 @@ class Lease:
             await self._bus.wait_reconnected(reconnects, RENEW_S)
             check_cancelled()
 
+    async def renewed(self) -> None:
+        """Return when all may be sent: at once, but where the bus was away, with the renewal that ``keep`` sends then."""
+        while not self._is_renewed_within(VALID_S):
+            check_cancelled()
+            self._was_renewed.clear()
+            await self._was_renewed.wait()
+
     async def release(self) -> None:
         """Let the next one have it at once. Nothing where it is not held."""
         if self._revision is not None:
@@ -117,6 +125,7 @@ class Lease:
         else:
             self._revision = await self._bucket.update(self._name, self._own, revision)
         self._sent_s, self._reconnects = sent_s, reconnects
+        self._was_renewed.set()
 
     async def _was_own_write(self) -> bool:
         """A renewal that was not confirmed may have been stored all the same."""

@@ -50,10 +50,14 @@ async def test_it_is_kept_over_a_restart_of_the_server(server: Server, bus: Bus)
     server.kill()
     await until(lambda: not bus.is_connected)
     assert not lease.may_send("anything")
+    renewed = asyncio.create_task(lease.renewed())
     server.start()
     await bus.wait_reconnected(before, 20)
-    await until(lambda: lease.may_send("anything"))
+    assert not renewed.done()
+    await asyncio.wait_for(renewed, 20)
+    assert lease.may_send("anything")
     keeping.cancel()
+    await asyncio.wait_for(lease.renewed(), 1)  # as it is now
 
 
 async def test_who_lost_it_is_told(bus: Bus, nats_url: str) -> None:
