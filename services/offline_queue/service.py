@@ -5,6 +5,7 @@ import logging
 
 from services.offline_queue.attached import Attached, AttachedExecutors
 from services.offline_queue.batches.file_sweep import FileSweep
+from services.offline_queue.batches.lost_batches import LostBatches
 from services.offline_queue.batches.manager import BatchManager
 from services.offline_queue.copies import StoredCopies
 from services.offline_queue.flex_desk import FlexDesk
@@ -152,6 +153,7 @@ class OfflineQueueService(Service):
     def _work(self, group: asyncio.TaskGroup) -> None:
         group.create_task(self._batches.run())
         group.create_task(FileSweep(self._batches.tools, self._batches.is_being_read, self._keep_batches_s).run())
+        group.create_task(LostBatches(self._batches.tools).run())
         group.create_task(self._registrations.run())
         group.create_task(StoredCopies(self._bus).run())
         group.create_task(self._flex.run())

@@ -35,9 +35,16 @@ class BatchTools:
     spending: BatchSpending
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def stored(self, batch_id: str) -> tuple[tuple[str, str], ...]:
+        """The streams, and by which subjects they have what a batch has there; ``*``: of all batches."""
+        return (
+            (subjects.REQUESTS_STREAM, self.of_model.batch_requests(batch_id)),
+            (subjects.RESULTS_STREAM, self.of_model.batch_results(batch_id)),
+            (subjects.RESULTS_STREAM, self.of_model.batch_failures(batch_id)),
+        )
+
     async def clear(self, batch_id: str) -> None:
         """Remove everything that a batch has in the streams, and its lines. Raises BusError."""
-        await self.bus.purge(subjects.REQUESTS_STREAM, self.of_model.batch_requests(batch_id))
-        await self.bus.purge(subjects.RESULTS_STREAM, self.of_model.batch_results(batch_id))
-        await self.bus.purge(subjects.RESULTS_STREAM, self.of_model.batch_failures(batch_id))
+        for stream, subject in self.stored(batch_id):
+            await self.bus.purge(stream, subject)
         await self.objects.delete(lines_object(batch_id))

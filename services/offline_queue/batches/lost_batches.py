@@ -1,0 +1,64 @@
+"""What the streams have of batches whose records are lost."""
+
+import asyncio
+import logging
+
+from services.offline_queue.batches.file_sweep import ORPHAN_AGE_S, SWEEP_PERIOD_S
+from services.offline_queue.batches.tools import BatchTools
+from shared.cancellation import check_cancelled
+from shared.errors import BusError
+from shared.protocol import subjects
+
+logger = logging.getLogger(__name__)
+
+
+class LostBatches:
+    """A batch's record is stored before all else of it; but a store that loses its newest messages, as in a power cut,
+    may lose that and keep the others, which nobody will ever ask for. They are looked for at first, and again where the
+    bus was away since: of a large stream that is many subjects."""
+
+    def __init__(self, tools: BatchTools) -> None:
+        self._tools = tools
+        self._reconnects: int | None = None  # of the bus, when there were none
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.remove(self._tools.clock.unix_s() - ORPHAN_AGE_S)
+            except BusError as error:
+                logger.warning("lost batches not looked for", extra={"why": str(error)})
+            check_cancelled()
+            await asyncio.sleep(SWEEP_PERIOD_S)
+
+    async def remove(self, before_s: float) -> int:
+        """All that is stored of them, where nothing was added since ``before_s`` (unix time); how many. Raises
+        BusError."""
+        reconnects = self._tools.bus.reconnects
+        if reconnects == self._reconnects:
+            return 0
+        lost = await self._find()
+        old = [batch_id for batch_id in lost if await self._newest_s(batch_id) < before_s]
+        for batch_id in old:
+            await self._tools.clear(batch_id)
+            logger.warning("a batch without a record is removed", extra={"batch_id": batch_id})
+        if len(old) == len(lost):
+            self._reconnects = reconnects
+        return len(old)
+
+    async def _find(self) -> list[str]:
+        """By id. The records are read last: each was there before what else there is of its batch."""
+        found: dict[str, None] = {}
+        for stream, subject in self._tools.stored("*"):
+            stored = sorted(await self._tools.bus.subjects(stream, subject))
+            found |= {subjects.request_of(each).rpartition(".")[0]: None for each in stored}
+        records = await self._tools.batches.keys()
+        return [batch_id for batch_id in found if batch_id not in records]
+
+    async def _newest_s(self, batch_id: str) -> float:
+        """When the last of it was stored, unix time."""
+        bus, newest_s = self._tools.bus, 0.0
+        for stream, subject in self._tools.stored(batch_id):
+            async for raw in bus.read_raw(stream, subject, newest_only=True):
+                newest_s = max(newest_s, raw.stored_s)
+        return newest_s
