@@ -79,16 +79,17 @@ def _fill(
         state.limits, state.model, state.policy.latency_budget_ms, state.num_free_blocks, state.cache
     )
     victims = Victims(builder, may_lose)
+
+    def add(request: Request) -> bool:
+        return builder.try_add(request, bounded=False, at_most=offline.at_most.get(request.request_id))
+
     for request in running:
-        if request.request_id not in victims.lost and victims.make_room(request):
-            builder.try_add(request, bounded=False, at_most=offline.at_most.get(request.request_id))
+        if request.request_id not in victims.lost:
+            victims.make_room(request, add)
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
         for request in waiting(builder):
-            at_most = offline.at_most.get(request.request_id)
             num_left = state.num_blocks_to_leave(builder) if request.kind is Kind.OFFLINE else 0
-            if not builder.fits_whole(request, num_left) or not builder.try_add(
-                request, bounded=False, at_most=at_most
-            ):
+            if not builder.fits_whole(request, num_left) or not add(request):
                 break
     entries = sorted(builder.entries, key=lambda entry: entry.kind)  # online first, each kind in its order
     return Schedule(entries, victims.lost, builder.latency_ms)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.deadline_queue import DeadlineQueue, Timed
@@ -68,21 +69,25 @@ class _OnlinePart:
             if not (request.is_decode and request.request_id not in lost and builder.try_decode(request, bounded=True)):
                 if not builder.has_room:
                     return
-                if not self._has_blocks(timed):
+                if not (self._may_have_blocks(timed) and self._victims.make_room(request, self._add)):
+                    if self.hit_time_limit:
+                        return
                     continue
-                if not builder.try_add(request, bounded=True):
-                    self.hit_time_limit = True
-                    return
             self.packed.append(timed)
 
-    def _has_blocks(self, timed: Timed) -> bool:
+    def _add(self, request: Request) -> bool:
+        """One that has the blocks."""
+        self.hit_time_limit = not self._builder.try_add(request, bounded=True)
+        return not self.hit_time_limit
+
+    def _may_have_blocks(self, timed: Timed) -> bool:
         """One that waits must fit whole, not on blocks taken from one that has started, and leave a block for each that
         runs: else it, or one of those, would soon lose its KV, and be computed again. One that can still be in time
         cannot wait, and leaves them the policy's room. Where it does not fit, nobody behind it enters either who waits
         past a deadline."""
         request = timed.request
         if request.is_running:
-            return request.request_id not in self.lost and self._victims.make_room(request)
+            return request.request_id not in self.lost
         reserve = self._num_running if timed.remaining_ms <= 0 else int(self._growth_room * self._num_running)
         if not self.lost and self._builder.fits_whole(request, reserve):
             return True
@@ -114,18 +119,18 @@ class _OfflinePart:
                 continue
             if request.is_decode and self._builder.try_decode(request, bounded=True):
                 continue
-            if not self._victims.make_room(request) or not self._enter(request, offline):
+            if not self._victims.make_room(request, partial(self._enter, offline)):
                 return
         if preempted or self.lost:  # what has just lost its KV would only take it from others
             return
         reserve = len(running)  # a block each, so that those running can grow
         for request in offline.waiting(self._state, self._builder):
             num_left = reserve + self._state.num_blocks_to_leave(self._builder)
-            if not self._builder.fits_whole(request, num_left) or not self._enter(request, offline):
+            if not self._builder.fits_whole(request, num_left) or not self._enter(offline, request):
                 return
             reserve += 1
 
-    def _enter(self, request: Request, offline: OfflineWork) -> bool:
+    def _enter(self, offline: OfflineWork, request: Request) -> bool:
         at_most = offline.at_most.get(request.request_id)
         return self._builder.try_add(request, True, at_most) or self._replace_last(request, at_most)
 

@@ -93,10 +93,12 @@ class OfflineChanges:
             gain = sum(map(self._worth.of_block, others[: victim.num_blocks])) - self._worth.of_losing(victim)
             if gain <= 0 and self._has_any:
                 break
-            lost.append(victim.request_id)
             self._builder.num_blocks_left += victim.num_blocks
-            for request in others:
-                self._builder.try_add(request, bounded=True)
+            num_added = sum(self._builder.try_add(request, bounded=True) for request in others)
+            if not num_added:
+                self._builder.num_blocks_left -= victim.num_blocks
+                break
+            lost.append(victim.request_id)
         return lost
 
     def _is_stalled(self, request: Request) -> bool:

@@ -105,21 +105,15 @@ class MixedPhase(OfflinePhase):
         """
         random_first = self._drawn(decodes)
         for request in random_first:
-            self._try_decode(request)
+            self.add_decode(request)
         drawn = {request.request_id for request in random_first}  # membership only
         others = sorted((each for each in decodes if each.request_id not in drawn), key=_length)
         others = [request for request in others if request.request_id not in self.victims.lost]
         for request in others[self.builder.add_decodes_within(others) :]:
             if not self.builder.has_room or not self.builder.has_time_for(request):
                 return  # the next are longer
-            self._try_decode(request)
+            self.add_decode(request)
 
     def _drawn(self, decodes: list[Request]) -> list[Request]:
         policy, pace = self.state.policy, self.state.pace
         return random.Random(pace.seed).sample(decodes, min(policy.mix_samples, len(decodes)))
-
-    def _try_decode(self, request: Request) -> None:
-        if request.request_id in self.victims.lost or not self.builder.has_time_for(request):
-            return
-        if self.victims.make_room(request):
-            self.builder.try_decode(request, bounded=True)

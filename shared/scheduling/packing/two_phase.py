@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from shared.latency.model import LatencyModel
@@ -156,14 +157,16 @@ def _online_phase(builder: BatchBuilder, state: StepState, limit: OnlineLimit, o
     victims = Victims(builder, online.running)
     decodes, prefills = map(builder.left_out, (online.decodes, online.prefills))
     decodes = limit.decodes(decodes)
+
+    def add(request: Request) -> bool:
+        return builder.try_add(request, False, limit.at_most(request))
+
     for left in (decodes[builder.add_decodes(decodes) :], prefills):
         for request in left:
             if not builder.has_room:
                 return victims.lost
-            if request.request_id in victims.lost or builder.try_add(request, False, limit.at_most(request)):
-                continue
-            if victims.make_room(request):
-                builder.try_add(request, False, limit.at_most(request))
+            if request.request_id not in victims.lost:
+                victims.make_room(request, add)
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
         num_growing = len(online.running)
         for request in state.table.online_queue():
@@ -204,8 +207,12 @@ class OfflinePhase:
 
     def add_decodes(self, decodes: list[Request]) -> None:
         for request in decodes[self.builder.add_bounded_decodes(decodes) :]:
-            if request.request_id not in self.victims.lost and self.victims.make_room(request):
-                self.builder.try_decode(request, bounded=True)
+            self.add_decode(request)
+
+    def add_decode(self, request: Request) -> None:
+        """On blocks of others where no others are free."""
+        if request.request_id not in self.victims.lost:
+            self.victims.make_room(request, partial(self.builder.try_decode, bounded=True))
 
     def may_begin(self, request: Request) -> bool:
         """The prompt of one that waits, and fits."""
@@ -216,7 +223,7 @@ class OfflinePhase:
         for request in self.running:
             if request.is_decode or request.request_id in self.victims.lost:
                 continue
-            if not self.victims.make_room(request) or not self.builder.try_prefill(request, bounded=True):
+            if not self.victims.make_room(request, partial(self.builder.try_prefill, bounded=True)):
                 return False
         return True
 

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.latency.features import BatchFeatures
@@ -76,15 +76,20 @@ class NaiveBatch:
     def fits_whole(self, request: Request, num_reserved: int) -> bool:
         return self.num_new(request, self.num_remaining(request)) + num_reserved <= self.num_left
 
-    def make_room(self, request: Request, may_lose: list[Request]) -> bool:
-        """The last that is not in the batch loses its KV, until a token of the request has a block."""
+    def make_room(self, request: Request, may_lose: list[Request], add: Callable[[], bool]) -> bool:
+        """The last that is not in the batch loses its KV, until a token of the request has a block; nobody does where
+        it is not added then."""
+        lost_before, free_before = list(self.lost), self.num_free
         while self.num_new(request, 1) > self.num_left:
             left = [each for each in may_lose if each not in self.lost and not self.has(each)]
             if not left or left[-1] is request:
-                return False
+                break
             self.lost.append(left[-1])
             self.num_free += left[-1].num_blocks
-        return True
+        if self.num_new(request, 1) <= self.num_left and add():
+            return True
+        self.lost, self.num_free = lost_before, free_before
+        return False
 
     @property
     def num_reserved(self) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.request import OFFLINE, ONLINE, Request
@@ -52,14 +53,19 @@ class NaiveDeadline:
             if request in batch.lost or (is_closed and is_past):
                 continue
             if request.is_running:
-                has_blocks = batch.make_room(request, may_lose)
+                batch.make_room(request, may_lose, partial(self.add_in_time, batch, request))
             else:
                 share = 1.0 if left_ms(request, self.state.pace) <= 0 else self.state.policy.growth_room
                 has_blocks = not batch.lost and batch.fits_whole(request, int(share * len(running)))
                 is_closed = is_closed or not has_blocks
-            if has_blocks and not batch.add(request):
-                self.hit_time_limit = True
+                if has_blocks:
+                    self.add_in_time(batch, request)
+            if self.hit_time_limit:
                 return
+
+    def add_in_time(self, batch: NaiveBatch, request: Request) -> bool:
+        self.hit_time_limit = not batch.add(request)
+        return not self.hit_time_limit
 
     def give_back(self, batch: NaiveBatch) -> None:
         """What online requests took of offline blocks some offline request loses; the others keep theirs."""
@@ -78,7 +84,7 @@ class NaiveDeadline:
         for request in sorted(running, key=lambda each: not each.is_decode):
             if request in batch.lost or (request.is_decode and batch.add(request)):
                 continue
-            if not batch.make_room(request, running) or not self.enter(batch, online, request):
+            if not batch.make_room(request, running, partial(self.enter, batch, online, request)):
                 return
         if batch.lost:
             return

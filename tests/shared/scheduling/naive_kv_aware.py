@@ -125,10 +125,11 @@ class NaiveChanges:
             gain = sum(self.worth.of_block(each) for each in others[: victim.num_blocks])
             if gain <= batch.state.policy.benefit.prefill * victim.num_computed_tokens and self.has_any:
                 break
-            self.lost.append(victim)
             batch.num_free += victim.num_blocks
-            for request in others:
-                batch.add(request)
+            if sum(batch.add(request) for request in others) == 0:
+                batch.num_free -= victim.num_blocks
+                break
+            self.lost.append(victim)
 
     def is_stalled(self, request: Request) -> bool:
         """It lacks a block alone."""

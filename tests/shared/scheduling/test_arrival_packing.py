@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +27,8 @@ def fill(
     """Until one that waits does not fit."""
     batch = NaiveBatch(state, math.inf, state.num_free_blocks, state.limits.max_num_seqs)
     for request in running:
-        if request not in batch.lost and batch.make_room(request, may_lose):
-            batch.add(request, at_most(request, plan))
+        if request not in batch.lost:
+            batch.make_room(request, may_lose, partial(batch.add, request, at_most(request, plan)))
     for request in waiting if not batch.lost else ():
         num_reserved = batch.num_reserved if request.kind is OFFLINE else 0
         if not batch.fits_whole(request, num_reserved) or not batch.add(request, at_most(request, plan)):

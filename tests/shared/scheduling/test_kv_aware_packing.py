@@ -451,6 +451,15 @@ def test_where_some_lack_blocks_one_loses_its_kv_if_the_others_earn_more() -> No
         assert schedule.preempted == lost and "runs" in tokens(schedule)
 
 
+def test_nobody_loses_its_kv_for_prompts_that_have_no_time() -> None:
+    """A prompt takes 5 ms beside what its tokens take: a token of it fits the step only as a decode would."""
+    model = LinearLatencyModel(10.0, 0.5, 0.0, 0.0, 0.0, 5.0, 1.0)
+    held = [make_request(f"off-{n}", OFFLINE, prompt=200, computed=32) for n in range(3)]
+    for budget_ms, lost in ((13.0, []), (100.0, ["off-2"])):
+        state = step_state(make_table(make_decode("on"), *held), policy=Policy(budget_ms), num_free_blocks=0)
+        assert KV_AWARE.schedule(replace(state, model=model), no_queue).preempted == lost
+
+
 def test_the_preset_has_the_papers_slos_and_knobs_reach_the_packing() -> None:
     echo = preset_named("echo")
     assert (echo.packing, echo.offline_order, echo.latency_budget) == ("kv-aware", "kv-aware", "deadline")

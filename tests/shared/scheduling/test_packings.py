@@ -14,6 +14,7 @@ from shared.scheduling.orders.offline.view import OfflineView, no_queue
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import PACKINGS, packing_named
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import PRESETS, Strategy, preset_named
@@ -76,6 +77,36 @@ def check(state: StepState, schedule: Schedule, queue: list[Request]) -> None:
     assert not any(by_id[key].is_in_flight for key in (*chosen, *schedule.preempted))
     kinds = [entry.kind for entry in schedule.entries]
     assert kinds == sorted(kinds), "an offline request before an online one"
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@given(
+    online=held_online(max_size=6),
+    offline=st.lists(held_offline, max_size=6),
+    free=st.integers(0, 4),
+    budget_ms=st.floats(0, 60),
+    sizes=st.tuples(st.integers(1, 8), st.integers(1, 300)),
+    last_kind=st.sampled_from([None, *Kind]),
+)
+def test_nobody_loses_its_kv_for_one_that_does_not_run(
+    name: str,
+    online: list[Request],
+    offline: list[Request],
+    free: int,
+    budget_ms: float,
+    sizes: tuple[int, int],
+    last_kind: Kind | None,
+) -> None:
+    """Without the blocks of the last to lose it those that run would not all have theirs."""
+    limits, pace = Limits(16, 4000, sizes[1], sizes[0]), replace(PACE, last_kind=last_kind)
+    held = [*online, *offline]
+    state = step_state(make_timed_table(held), limits, Policy(budget_ms, packing=name), free, pace)
+    schedule = packing_named(name).schedule(state, no_queue)
+    if not schedule.preempted:
+        return
+    by_id = {request.request_id: request for request in held}
+    needed = sum(by_id[key].num_new_blocks(count, 16) for key, count in tokens(schedule).items())
+    assert needed > free + sum(by_id[key].num_blocks for key in schedule.preempted[:-1])
 
 
 @pytest.mark.parametrize("name", PACKINGS)
