@@ -92,7 +92,7 @@ TESTS = {
     ),
     "shared/scheduling/orders/offline/rate.py": (f"{ORDERS}/test_offline_rate.py",),
     "shared/scheduling/orders/offline/share.py": (f"{ORDERS}/test_fair_share.py",),
-    "shared/scheduling/orders/offline/turns.py": (f"{ORDERS}/test_fair_share.py",),
+    "shared/scheduling/orders/offline/turns.py": (f"{ORDERS}/test_fair_share.py", f"{ORDERS}/test_turns.py"),
     "shared/scheduling/orders/offline/urgency.py": (f"{ORDERS}/test_fair_share.py",),
     "shared/scheduling/placement": (
         f"{CORE}/test_output_lengths.py",

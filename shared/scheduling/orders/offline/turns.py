@@ -1,12 +1,15 @@
 """Whose turn it is, while an order is read: the accounts as they will be once all that was shown is taken."""
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import TypeAlias
 
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.share import BatchAccount, ClientAccount, ShareOf
 from shared.scheduling.request import Request
 
+_Rank: TypeAlias = tuple[float, int]  # the cell; and, lowest first, minus the precedence
 MAX_BATCHES = 32  # that have their turn at a time: an order looks at each of them whenever it is read
 
 
@@ -26,6 +29,9 @@ class Turns:
         self._precedences: dict[str, int] = {}
         self._passed: dict[str, None] = {}
         self._groups: dict[str, None] = {}
+        waiting = [each for each in clients.values() if each.num_waiting]
+        self._batch_ranks = {each.client_id: _Ranks(self._ranked_batches(each)) for each in waiting}
+        self._client_ranks = _Ranks((each.client_id, self._client_rank(each)) for each in waiting)
 
     def next_turn(self) -> Turn | None:
         """None where nobody waits any more."""
@@ -44,14 +50,16 @@ class Turns:
         self._precedences[batch_id] = share.precedence
         self._passed[request.request_id] = None
         self._show(batch, 1)
-        if before == self._standing(batch) and self._num_left(batch):
+        if before == self._standing(batch):
             return False
+        self._rank(batch)
         return self._narrow(self._due())
 
     def close(self, batches: Iterable[BatchAccount]) -> None:
         """Whatever else these have waiting is not shown in this reading."""
         for batch in batches:
             self._show(batch, self._num_left(batch))
+            self._rank(batch)
 
     def _narrow(self, due: Mapping[str, None]) -> bool:
         if due.keys() - self._groups.keys():
@@ -61,33 +69,33 @@ class Turns:
         return False
 
     def _due(self) -> dict[str, None]:
-        shown = self._num_shown
-        clients = [each for each in self._clients.values() if each.num_waiting > shown.get(each.client_id, 0)]
-        cells = [self._cell(each) for each in clients]
-        lowest = min(cells, default=0.0)
-        due = [
-            batch for client, cell in zip(clients, cells, strict=True) if cell == lowest for batch in self._of(client)
-        ]
-        precedences = [self._precedences.get(batch.batch_id, batch.precedence) for batch in due]
-        first = max(precedences, default=0)
-        ids = (batch.batch_id for batch, each in zip(due, precedences, strict=True) if each == first)
+        ids = chain.from_iterable(self._batch_ranks[client_id].first() for client_id in self._client_ranks.first())
         return dict.fromkeys(islice(ids, MAX_BATCHES))
 
-    def _of(self, client: ClientAccount) -> list[BatchAccount]:
-        """Its batches in the lowest cell; one that has anything waiting has such batches."""
-        charged, shown, slack = self._batch_charged, self._batch_num_shown, self._slack_tokens
-        batches = [each for each in client.batches.values() if each.num_waiting > shown.get(each.batch_id, 0)]
-        if len(batches) == 1:
-            return batches
-        cells = [charged.get(each.batch_id, each.charged) // slack for each in batches]
-        lowest = min(cells)
-        return [each for each, cell in zip(batches, cells, strict=True) if cell == lowest]
+    def _rank(self, batch: BatchAccount) -> None:
+        """By what it and its client were charged, and what they have waiting, by now."""
+        client = batch.client
+        self._batch_ranks[client.client_id].move(batch.batch_id, self._batch_rank(batch))
+        self._client_ranks.move(client.client_id, self._client_rank(client))
 
-    def _standing(self, batch: BatchAccount) -> tuple[float, float, int]:
-        """What says whether it is its turn, where it has anything waiting."""
+    def _client_rank(self, client: ClientAccount) -> _Rank | None:
+        """Its precedence is that of those of its batches whose turn it is."""
+        first = self._batch_ranks[client.client_id].lowest
+        return None if first is None else (self._cell(client), first[1])
+
+    def _batch_rank(self, batch: BatchAccount) -> _Rank | None:
+        if not self._num_left(batch):
+            return None
         batch_id = batch.batch_id
-        batch_cell = self._batch_charged.get(batch_id, batch.charged) // self._slack_tokens
-        return self._cell(batch.client), batch_cell, self._precedences.get(batch_id, batch.precedence)
+        cell = self._batch_charged.get(batch_id, batch.charged) // self._slack_tokens
+        return cell, -self._precedences.get(batch_id, batch.precedence)
+
+    def _ranked_batches(self, client: ClientAccount) -> Iterator[tuple[str, _Rank | None]]:
+        return ((each.batch_id, self._batch_rank(each)) for each in client.batches.values())
+
+    def _standing(self, batch: BatchAccount) -> tuple[float, _Rank | None]:
+        """What says whether it is its turn."""
+        return self._cell(batch.client), self._batch_rank(batch)
 
     def _cell(self, client: ClientAccount) -> float:
         return self._charged.get(client.client_id, client.charged) // self._slack_tokens
@@ -98,3 +106,40 @@ class Turns:
     def _show(self, batch: BatchAccount, count: int) -> None:
         for counts, key in ((self._num_shown, batch.client.client_id), (self._batch_num_shown, batch.batch_id)):
             counts[key] = counts.get(key, 0) + count
+
+
+class _Ranks:
+    """Names in their order, each at a rank or, where it has nothing waiting, at none. A move costs no look at each of
+    the others."""
+
+    def __init__(self, ranked: Iterable[tuple[str, _Rank | None]]) -> None:
+        """In their order."""
+        self._names: list[str] = []
+        self._places: dict[str, int] = {}
+        self._ranks: dict[str, _Rank | None] = {}
+        self._places_at: dict[_Rank, list[int]] = {}  # ascending; as many ranks as cells, which are few
+        for place, (name, rank) in enumerate(ranked):
+            self._names.append(name)
+            self._places[name], self._ranks[name] = place, rank
+            if rank is not None:
+                self._places_at.setdefault(rank, []).append(place)
+
+    @property
+    def lowest(self) -> _Rank | None:
+        return min(self._places_at, default=None)
+
+    def first(self) -> Iterator[str]:
+        """Those at the lowest rank; nobody may move meanwhile."""
+        lowest = self.lowest
+        return iter(()) if lowest is None else map(self._names.__getitem__, self._places_at[lowest])
+
+    def move(self, name: str, rank: _Rank | None) -> None:
+        before, place = self._ranks[name], self._places[name]
+        if before is not None:
+            places = self._places_at[before]
+            del places[bisect_left(places, place)]
+            if not places:
+                del self._places_at[before]
+        if rank is not None:
+            insort(self._places_at.setdefault(rank, []), place)
+        self._ranks[name] = rank
