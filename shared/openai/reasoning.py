@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -101,9 +101,3 @@ def part(text: str, reasoning: Reasoning | None) -> tuple[str | None, str]:
         return None, text
     parted = ReasoningParser(reasoning).push(text, is_whole=True)
     return parted.reasoning if reasoning.is_shown and parted.reasoning else None, parted.content
-
-
-def continued_content(messages: Sequence[Any], is_continued: bool) -> str:
-    """Of the last message, where the prompt ends within it."""
-    content = messages[-1].content if is_continued and messages else None
-    return content if isinstance(content, str) else ""

@@ -31,7 +31,12 @@ class ShownText:
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, shows_calls: bool = False) -> None:
         """``shows_calls`` as of ``Tokenizer.detokenizer``."""
         self._detokenizer = tokenizer.detokenizer(
-            sampling.stop, shows_calls, sampling.shows_special, sampling.min_tokens, sampling.includes_stop
+            sampling.stop,
+            shows_calls,
+            sampling.shows_special,
+            sampling.min_tokens,
+            sampling.includes_stop,
+            sampling.follows,
         )
         self._sampling = sampling
         self._eos_token_ids = tokenizer.eos_token_ids

@@ -1,6 +1,9 @@
 """How the tokens of a request are chosen, and why it ends. Part of the messages between services."""
 
+from __future__ import annotations
+
 import enum
+from collections.abc import Sequence
 from itertools import chain
 from typing import Annotated
 
@@ -11,6 +14,7 @@ from shared.bounds import Amount, Count, Finite, Positive, Share, TokenId, Weigh
 from shared.scheduling.kv.block_hash import KVScope, kv_scope
 
 SEED_BITS = 63
+NUM_FOLLOWED = 8  # tokens: one with text tells whether a blank follows, and a character that is begun has three at most
 CHOICE_STRIDE = 0x1E3779B97F4A7C15  # of a Weyl sequence: the seeds of nearby requests do not meet
 
 
@@ -66,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         None  # of the prompt is asked for; with no token, so that it ends with its prompt
     )
     adapter: str = ""  # the LoRA adapter that it runs with, by its name; empty: the model as it is
+    follows: tuple[TokenId, ...] = ()  # the prompt's last tokens, where the output's text goes on with the prompt's
 
     @property
     def kv_scope(self) -> KVScope:
@@ -103,6 +108,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         """Of all that are named here; 0 where none is."""
         biased = (token_id for token_id, _ in self.logit_bias)
         return max(chain(self.stop_token_ids, self.allowed_token_ids, biased, *self.bad_words), default=0)
+
+    def after(self, prompt: Sequence[int]) -> SamplingParams:
+        """The same of an output whose text goes on with that of the prompt's tokens."""
+        return msgspec.structs.replace(self, follows=tuple(prompt[-NUM_FOLLOWED:]))
 
     def seed_of_choice(self, index: int) -> int:
         """Of the choice so many after the one that this is the sampling of."""

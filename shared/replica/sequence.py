@@ -233,4 +233,6 @@ def scheduled(request: GenerateRequest, max_model_len: int) -> Request:
 def _stop_strings(sampling: SamplingParams, tokenizer: Tokenizer | None) -> IncrementalDetokenizer | None:
     if tokenizer is None or not sampling.stop:
         return None
-    return tokenizer.detokenizer(sampling.stop, shows_special=sampling.shows_special, min_tokens=sampling.min_tokens)
+    return tokenizer.detokenizer(
+        sampling.stop, shows_special=sampling.shows_special, min_tokens=sampling.min_tokens, follows=sampling.follows
+    )

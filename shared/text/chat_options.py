@@ -13,6 +13,8 @@ OWN_NAMES = (  # what templates are given by those who render them
     *("chat_template", "tokenize", "range"),
 )
 
+END_MARK = "[end-of-the-final-message]"  # no template has it, and no filter of blanks changes it
+
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
@@ -30,12 +32,13 @@ class ChatOptions:
         return {**self.template_values, **documents, "add_generation_prompt": self.add_generation_prompt}
 
 
-def up_to_final_message(rendered: str, content: str) -> str:
-    """The prompt without what the template writes behind the last message, of this content. Raises
-    ChatTemplateError where the template does not show it as it is."""
-    bare = content.strip()
-    at = rendered.rfind(bare) if bare else -1
-    if at < 0:
+def up_to_final_message(rendered: str, marked: str, content: str) -> str:
+    """The prompt without what the template writes behind the last message, of this content. ``marked``: the same with
+    END_MARK behind the content, which tells this place from others that read as it does. Raises ChatTemplateError where
+    the template does not show the content as it is."""
+    before, _, _ = marked.rpartition(END_MARK)
+    bare, before = content.strip(), before.replace(END_MARK, "").rstrip()
+    if not bare or not before.endswith(bare) or not rendered.startswith(before):
         raise ChatTemplateError("the last message cannot be continued: it is empty, or the template changes it")
-    end, blanks = at + len(bare), content[len(content.rstrip()) :]
+    end, blanks = len(before), content[len(content.rstrip()) :]
     return rendered[: end + len(blanks)] if rendered.startswith(blanks, end) else rendered[:end]

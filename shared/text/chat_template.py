@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -62,9 +64,21 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+class _GenerationTag(jinja2.ext.Extension):
+    """What stands between ``{% generation %}`` and ``{% endgeneration %}``, by which those who train a model tell its
+    own tokens: as if the tags were not there, but that what is set between them is gone behind them."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        lineno = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+
+
 def _environment() -> jinja2.Environment:
-    """With the filters and functions that Hugging Face's chat templates may use."""
-    environment = _BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+    """With the tags, filters and functions that Hugging Face's chat templates may use."""
+    extensions = [_GenerationTag, jinja2.ext.loopcontrols]
+    environment = _BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)

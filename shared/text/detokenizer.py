@@ -3,13 +3,8 @@
 import math
 from collections.abc import Sequence
 
-import tokenizers
-
 from shared.text.overlap import overlap
-
-REPLACEMENT = "\ufffd"  # what decoding shows for bytes that are not UTF-8, or not yet
-MAX_UTF8_BYTES = 4  # of one character, each perhaps a token of its own
-MAX_PENDING_TOKENS = 16  # an unfinished character spans fewer tokens; beyond this the bytes are broken
+from shared.text.token_stream import TokenStream
 
 
 class IncrementalDetokenizer:
@@ -20,19 +15,14 @@ class IncrementalDetokenizer:
     """
 
     def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        hidden_ids: frozenset[int],
-        stop: Sequence[str],
-        min_tokens: int = 0,
-        includes_stop: bool = False,
+        self, stream: TokenStream, stop: Sequence[str], min_tokens: int = 0, includes_stop: bool = False
     ) -> None:
-        """``min_tokens``: a stop string that is complete within so many tokens does not count; ``includes_stop``: the
-        one that ends the text is a part of it."""
+        """``stream``: before its first token; ``min_tokens``: a stop string that is complete within so many tokens does
+        not count; ``includes_stop``: the one that ends the text is a part of it."""
         self.stopped = False
         self.num_decoded = 0  # characters that are known, those that are held back included
-        self.hidden_ids = hidden_ids  # tokens without text
-        self._stream = _TokenStream(backend, hidden_ids)
+        self.hidden_ids = stream.hidden_ids  # tokens without text
+        self._stream = stream
         self._stop = tuple(stop)
         self._includes_stop = includes_stop
         self._num_free = min_tokens if stop else 0  # tokens to come
@@ -86,67 +76,3 @@ class IncrementalDetokenizer:
         cut = len(text) - num_held
         self._held = text[cut:]
         return text[:cut]
-
-
-class _TokenStream:
-    """Decodes a window of recent tokens: those given out last, as context for decoders that look at the token
-    before, then those pending. ``tokenizers.DecodeStream`` does the same, but cannot give out the rest at the end,
-    fails where a run of byte tokens turns invalid, and never forgets tokens that have no text."""
-
-    def __init__(self, backend: tokenizers.Tokenizer, hidden_ids: frozenset[int]) -> None:
-        self._backend = backend
-        self._hidden_ids = hidden_ids
-        self._window: list[int] = []
-        self._num_shown = 0
-        self._shown = ""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        pending = [token_id for token_id in token_ids if token_id not in self._hidden_ids]
-        if not pending:
-            return ""
-        self._window += pending
-        text = self._decode(self._window)
-        if not text.endswith(REPLACEMENT):
-            return self._show(text, len(self._window))
-        return self._push_unfinished(text)
-
-    def finish(self) -> str:
-        return self._show(self._decode(self._window), len(self._window))
-
-    def _push_unfinished(self, text: str) -> str:
-        """The last character may lack bytes that are in later tokens."""
-        num_pending = len(self._window) - self._num_shown
-        for num_kept in range(1, min(num_pending, MAX_UTF8_BYTES)):
-            cut = len(self._window) - num_kept
-            clean = self._decode(self._window[:cut])
-            if not clean.endswith(REPLACEMENT):
-                return self._show(clean, cut)
-        if num_pending <= MAX_PENDING_TOKENS:
-            return ""
-        cut = self._last_clean_cut(text)
-        return self._show(self._decode(self._window[:cut]), cut)
-
-    def _show(self, text: str, cut: int) -> str:
-        """Give out window[:cut], whose text this is."""
-        if text.startswith(self._shown):
-            new = text[len(self._shown) :]
-        else:
-            new = self._decode(self._window[self._num_shown : cut])
-        if not new and cut - self._num_shown <= MAX_PENDING_TOKENS:
-            return ""
-        if cut > self._num_shown:
-            del self._window[: self._num_shown]
-            self._num_shown = cut - self._num_shown
-            self._shown = self._decode(self._window[: self._num_shown])
-        return new
-
-    def _last_clean_cut(self, text: str) -> int:
-        """The last place in the window that lies between characters; its end where there is none."""
-        for cut in range(len(self._window) - 1, self._num_shown, -1):
-            if self._decode(self._window[:cut]) + self._decode(self._window[cut:]) == text:
-                return cut
-        return len(self._window)
-
-    def _decode(self, token_ids: list[int]) -> str:
-        text: str = self._backend.decode(token_ids, skip_special_tokens=False)  # those to skip are left out already
-        return text

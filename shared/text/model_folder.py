@@ -21,7 +21,8 @@ TOKENIZER_DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """From config.json and generation_config.json."""
+    """From config.json and generation_config.json, and from the tokenizer what it calls its end: as vLLM has it, that
+    ends an output too, also where the other files, as of a model that was trained further, do not name it."""
 
     max_model_len: int  # tokens of context
     vocab_size: int
@@ -39,7 +40,8 @@ class ModelFacts:
             text_config = config.get("text_config", config)
             eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
             sizes = {name: text_config[name] for name in ("max_position_embeddings", "vocab_size")}
-            facts = msgspec.convert({**sizes, "eos_token_ids": eos}, _Config, strict=False)
+            ends = list(dict.fromkeys([*eos, *_ends_of_tokenizer(folder)]))
+            facts = msgspec.convert({**sizes, "eos_token_ids": ends}, _Config, strict=False)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error!r}") from error
         return cls(facts.max_position_embeddings, facts.vocab_size, facts.eos_token_ids, EmbeddingSizes.of(config))
@@ -49,6 +51,34 @@ class _Config(msgspec.Struct):
     max_position_embeddings: Positive
     vocab_size: Positive
     eos_token_ids: tuple[TokenId, ...]
+
+
+class _AddedToken(msgspec.Struct):
+    id: TokenId
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    """Of a tokenizer.json, whose vocabulary is passed over."""
+
+    added_tokens: list[_AddedToken] = []
+
+
+_added_tokens_decoder = msgspec.json.Decoder(_AddedTokens)
+
+
+def _ends_of_tokenizer(folder: Path) -> list[int]:
+    """The token of this name, where there is one. Raises ModelError."""
+    config_path, path = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    named = read_json(config_path).get("eos_token") if config_path.exists() else None
+    name = named.get("content") if isinstance(named, dict) else named
+    if not isinstance(name, str) or not path.exists():
+        return []
+    try:
+        added = _added_tokens_decoder.decode(path.read_bytes()).added_tokens
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
+    return [token.id for token in added if token.content == name]
 
 
 def read_architecture(folder: Path, name: str, bytes_per_value: int) -> Architecture | None:

@@ -17,7 +17,9 @@ class TokenBytes:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
         self._added = {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
-        self._letters = _byte_letters() if "ByteLevel" in _decoders(backend) else None
+        decoders = _decoders(backend)
+        self._letters = _byte_letters() if "ByteLevel" in decoders else None
+        self.single_bytes = _single_bytes(backend) if "ByteFallback" in decoders else {}  # by the ids of such tokens
 
     def of(self, token_id: int) -> bytes:
         """Empty for an id outside the vocabulary."""
@@ -39,6 +41,12 @@ def _decoders(backend: tokenizers.Tokenizer) -> set[str]:
         return set()
     decoder = json.loads(backend.decoder.__getstate__())
     return {part["type"] for part in (decoder, *decoder.get("decoders", ()))}
+
+
+def _single_bytes(backend: tokenizers.Tokenizer) -> dict[int, int]:
+    """The byte that each token like ``<0xE6>`` is."""
+    ids = {backend.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
+    return {token_id: byte for token_id, byte in ids.items() if token_id is not None}
 
 
 def _byte_letters() -> dict[str, int]:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from shared.errors import ChatTemplateError, ModelError
-from shared.text.chat_options import ChatOptions, up_to_final_message
+from shared.text.chat_options import END_MARK, ChatOptions, up_to_final_message
 from shared.text.chat_template import ChatTemplate, find_templates
 from shared.text.detokenizer import IncrementalDetokenizer
 from shared.text.model_folder import ModelFacts, read_json
 from shared.text.thinking import thinking_marks_of
 from shared.text.token_bytes import TokenBytes
+from shared.text.token_stream import TokenStream
 from shared.text.tool_format import BEGINS, HERMES_END, ToolFormat, tool_format_of
 
 if TYPE_CHECKING:
@@ -96,8 +97,10 @@ class Tokenizer:
         rendered = template.render(values)
         if not options.continue_final_message:
             return rendered
-        content = messages[-1].get("content") if messages else None
-        return up_to_final_message(rendered, content if isinstance(content, str) else "")
+        last: Mapping[str, Any] = messages[-1] if messages else {}
+        content = last.get("content") or ""
+        marked = [*messages[:-1], {**last, "content": content + END_MARK}]
+        return up_to_final_message(rendered, template.render({**values, "messages": marked}), content)
 
     def template_reads(self, name: str) -> bool:
         """Whether the chat template has anything of this name in it."""
@@ -134,12 +137,15 @@ class Tokenizer:
         shows_special: bool = False,
         min_tokens: int = 0,
         includes_stop: bool = False,
+        follows: Sequence[int] = (),
     ) -> IncrementalDetokenizer:
         """For one stream of tokens, ended by the first ``stop`` string. ``shows_calls``: with the marks of calls;
-        ``shows_special``: with the names of all special tokens."""
+        ``shows_special``: with the names of all special tokens; ``follows``: the last tokens of a text that this one
+        goes on with, behind which a blank at its beginning is not dropped."""
         hidden_ids = self._special_ids - self._call_ids if shows_calls else self._special_ids
         shown = frozenset[int]() if shows_special else hidden_ids
-        return IncrementalDetokenizer(self._backend, shown, stop, min_tokens, includes_stop)
+        stream = TokenStream(self._backend, shown, self._bytes.single_bytes, follows)
+        return IncrementalDetokenizer(stream, stop, min_tokens, includes_stop)
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:

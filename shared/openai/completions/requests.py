@@ -9,11 +9,11 @@ import msgspec
 from shared.errors import ChatTemplateError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.prompt_fields import chat_options, refused_by_template, truncated
-from shared.openai.completions.prompts import chat_prompt, text_prompts
+from shared.openai.completions.prompts import chat_prompt, content_text, text_prompts
 from shared.openai.completions.sampling import sampling_of
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import CHAT_FIELDS, DEFAULT, FLEX, TEXT_FIELDS, OtherFields, read_fields
-from shared.openai.reasoning import Reasoning, continued_content
+from shared.openai.reasoning import Reasoning
 from shared.openai.served_model import ServedModel
 from shared.openai.shown_prompt import check_scores
 from shared.openai.tools.calls import ToolUse
@@ -54,10 +54,18 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 
     def choices(self) -> list[CompletionRequest]:
         """A request of its own for each, prompt by prompt; those of one prompt have seeds of their own."""
-        sampling, replace = self.sampling, msgspec.structs.replace
-        samplings = [replace(sampling, n=1, seed=sampling.seed_of_choice(index)) for index in range(sampling.n)]
-        pairs = [(prompt, each) for prompt in self.prompts for each in samplings]
-        return [replace(self, prompt_token_ids=prompt, sampling=each, other_prompts=[]) for prompt, each in pairs]
+        replace = msgspec.structs.replace
+        return [
+            replace(self, prompt_token_ids=prompt, sampling=each, other_prompts=[])
+            for prompt in self.prompts
+            for each in self._samplings(prompt)
+        ]
+
+    def _samplings(self, prompt: list[int]) -> list[SamplingParams]:
+        sampling = self.sampling.after(prompt) if self.sampling.follows else self.sampling
+        return [
+            msgspec.structs.replace(sampling, n=1, seed=sampling.seed_of_choice(index)) for index in range(sampling.n)
+        ]
 
 
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {
@@ -84,6 +92,8 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     longest = max(map(len, [prompt_token_ids, *other_prompts]))
     check_scores(fields.prompt_logprobs, stream)
     sampling = sampling_of(fields, tools, longest, tokenizer, model)
+    if endpoint == TEXT or fields.continue_final_message:
+        sampling = sampling.after(prompt_token_ids)
     return CompletionRequest(
         endpoint=endpoint,
         model=model.name,
@@ -114,7 +124,7 @@ def _reasoning(fields: Any, prompt: list[int], sampling: SamplingParams, tokeniz
     """None also where the answer keeps to a grammar: it holds from the first token on."""
     if sampling.grammar:
         return None
-    continued = continued_content(fields.messages, bool(fields.continue_final_message))
+    continued = content_text("messages", fields.messages[-1].content) if fields.continue_final_message else ""
     return Reasoning.of(prompt, continued, fields.include_reasoning is not False, tokenizer)
 
 

@@ -137,6 +137,8 @@ def test_the_prompt_says_whether_it_has_begun(tokenizer: Tokenizer) -> None:
     assert reasoning_of(tokenizer, chat_template_kwargs={"enable_thinking": False}) == Reasoning(*MARKS)
     assert reasoning_of(tokenizer, messages=begun, continue_final_message=True) == Reasoning(*MARKS, is_open=True)
     assert reasoning_of(tokenizer, messages=ended, continue_final_message=True) == Reasoning(*MARKS)
+    in_parts = [begun[0], begun[1] | {"content": [{"type": "text", "text": part} for part in ("<think>", "Well")]}]
+    assert reasoning_of(tokenizer, messages=in_parts, continue_final_message=True) == Reasoning(*MARKS, is_open=True)
     assert reasoning_of(tokenizer, guided_choice=["a"]) is None
 
 

@@ -18,6 +18,7 @@ from shared.scheduling.kv.block_hash import hash_chain, prompt_chain
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
 from tests.shared.replica.test_replica import make_spec
+from tests.shared.text.test_tokenizer import BYTE_FALLBACK
 
 EOS = 2
 SPEC = make_spec(max_model_len=14)
@@ -89,6 +90,14 @@ def test_the_name_of_a_special_token_stops_where_it_is_shown(tokenizer: Tokenize
     resumed = LiveSequence.admit(request_of([5], sampling, [EOS]), SPEC, tokenizer)
     assert resumed.finished_before(SPEC) is (FinishReason.STOP if shows_special else None)
     assert LiveSequence.admit(request_of([5], sampling), SPEC, None).append(EOS, SPEC) is None
+
+
+def test_the_blank_behind_the_prompt_is_a_part_of_a_stop_string() -> None:
+    prompt, (first, *_) = BYTE_FALLBACK.encode("a"), BYTE_FALLBACK.encode("hello")
+    sampling = SamplingParams(9, ignore_eos=True, stop=(" h",))
+    for asked, reason in ((sampling, None), (sampling.after(prompt), FinishReason.STOP)):
+        sequence = LiveSequence.admit(request_of(prompt, asked), SPEC, BYTE_FALLBACK)
+        assert sequence.append(first, SPEC) is reason
 
 
 @settings(max_examples=30)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ChatTemplateError, ModelError
-from shared.text.detokenizer import MAX_PENDING_TOKENS
+from shared.text.token_stream import MAX_PENDING_TOKENS
 from shared.text.tokenizer import Tokenizer
 
 FOLDER = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None)

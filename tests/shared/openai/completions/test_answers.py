@@ -17,6 +17,7 @@ from shared.openai.shown_text import shown_output
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput
 from shared.text.tokenizer import Tokenizer
+from tests.shared.text.test_tokenizer import BYTE_FALLBACK
 
 USAGE = CompletionUsage.of(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
 TEXT_WITH_ESCAPES = 'quote " newline \n emoji 😀 \u2028'
@@ -97,6 +98,13 @@ def test_the_stop_token_and_what_follows_a_stop_string_are_not_shown() -> None:
     by_string = SamplingParams(max_tokens=9, stop=(" two",))
     assert shown_output(tokenizer, stopped, by_string) == ("one", None)
     assert shown_output(tokenizer, cut, SamplingParams(max_tokens=3)) == ("one two three", None)
+
+
+def test_an_output_keeps_the_blank_between_the_prompt_and_itself() -> None:
+    token_ids = BYTE_FALLBACK.encode("hello")
+    output, sampling = ChoiceOutput(token_ids, FinishReason.LENGTH), SamplingParams(9)
+    assert shown_output(BYTE_FALLBACK, output, sampling) == ("hello", None)
+    assert shown_output(BYTE_FALLBACK, output, sampling.after(BYTE_FALLBACK.encode("a"))) == (" hello", None)
 
 
 def test_what_ends_an_output_and_special_tokens_are_shown_where_that_is_asked_for() -> None:

@@ -171,6 +171,17 @@ def test_several_prompts_have_their_own_choices() -> None:
     assert request.choices() == [*first, *second]
 
 
+def test_outputs_follow_the_text_that_they_go_on_with() -> None:
+    """A completion's its own prompt, and a continued message's; an answer is a text of its own."""
+    request = parse(TEXT, prompt=["one two three four five six seven eight nine", [5, 6]], n=2)
+    ends = [request.prompt_token_ids[-8:]] * 2 + [[5, 6]] * 2
+    assert [list(choice.sampling.follows) for choice in request.choices()] == ends
+    assert parse(TEXT, prompt=[5, 6, 7], truncate_prompt_tokens=2).sampling.follows == (6, 7)
+    assert parse(CHAT).choices()[0].sampling.follows == ()
+    begun = parse(CHAT, messages=[*MESSAGES, {"role": "assistant", "content": "So"}], continue_final_message=True)
+    assert list(begun.sampling.follows) == begun.prompt_token_ids[-8:]
+
+
 def test_an_answer_without_content_may_be_sent_back() -> None:
     """As of a model that was cut while it thought."""
     answer = {"role": "assistant", "content": None, "reasoning": "Let me"}
