@@ -68,9 +68,13 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
         float, Meta(gt=0, description="a step that takes longer, and 20 times its prediction, ends the executor")
     ] = 300.0
     cuda_graphs: Annotated[
-        str, Meta(description="auto: steps on CUDA replay recorded graphs; or off", extra=choices(CUDA_GRAPHS))
+        str,
+        Meta(
+            description="auto: the torch engine's steps on CUDA replay recorded graphs; or off",
+            extra=choices(CUDA_GRAPHS),
+        ),
     ] = "auto"
-    cuda_graph_decodes: Annotated[int, Meta(ge=1, description="decodes of the largest recorded step")] = 256
+    cuda_graph_decodes: Annotated[int, Meta(ge=1, description="torch: decodes of the largest recorded step")] = 256
     cuda_graph_tokens: Annotated[
         int,
         Meta(ge=0, description="torch: tokens of the largest step with chunks that is recorded, in pieces; 0: none"),

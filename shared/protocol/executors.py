@@ -23,7 +23,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     model: str  # the name that clients use
     engine: str  # "torch", "vllm", "sim"
-    device: str  # as in a profile key: "cpu-amd-epyc-2t", "cuda-nvidia-h200"
+    device: str  # as in a profile key: "cpu-amd-epyc-2t", "cuda-nvidia-h200-graphs256x1024"
     dtype: str
     max_model_len: Positive  # tokens, prompt and output together
     vocab_size: Positive

@@ -13,6 +13,7 @@ import logging
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -134,10 +135,11 @@ class TorchEngine(EngineOnTorch):
                 engine.execute(batch)
             engine.record_decodes(max_graph_decodes)
             engine.record_pieces(max_graph_tokens, max_graph_decodes)
+            engine.spec = msgspec.structs.replace(spec, device=spec.device + engine.variant)
         else:
             for shape in dict.fromkeys(model.shapes.values()):
                 decodes.prepare(model.dtype, shape.k_dim, shape.v_dim)
-        logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": blocks})
+        logger.info("model loaded", extra={"model": name, "device": engine.spec.device, "num_blocks": blocks})
         return engine
 
     def record_decodes(self, max_decodes: int, record: Recorder | None = None) -> None:
@@ -177,9 +179,17 @@ class TorchEngine(EngineOnTorch):
         """Numbers of tokens, likewise."""
         return self._pieces.sizes if self._pieces is not None else []
 
+    @property
+    def variant(self) -> str:
+        """Of the device in the profile key, on CUDA: how its steps are launched, on which their latency hangs."""
+        num_decodes, num_tokens = max(self.graph_sizes, default=0), max(self.piece_sizes, default=0)
+        launched = f"graphs{num_decodes}x{num_tokens}" if num_decodes or num_tokens else "eager"
+        return f"-{launched}-fused" if self._fused_attention else f"-{launched}"
+
     def kv_regions(self) -> KVRegions | str:
-        """See ``Engine.kv_regions``; the layout is the same on every device."""
-        return regions_of(self._kv_caches.values(), self.spec.num_blocks, f"torch {self.spec.model}")
+        """See ``Engine.kv_regions``; the layout is the same on every device, for the same forward pass."""
+        layout = f"torch {self.spec.model}, {self._model.key_order}"
+        return regions_of(self._kv_caches.values(), self.spec.num_blocks, layout)
 
     def close(self) -> None:
         super().close()

@@ -31,6 +31,8 @@ LAYER_PARTS = {
 class LlamaForward:
     """A ``Forward`` of a model that ``is_llama`` accepts, on CPU or CUDA."""
 
+    key_order = "keys in pairs that turn together"
+
     def __init__(self, model: Any, shapes: Sequence[LayerShape], packs: bool) -> None:
         """Takes the layers' weights out of ``model``, which cannot run afterwards, a layer at a time: no more than one
         layer has a second copy. ``shapes``: of its attention layers, in their order. ``packs``: for oneDNN."""

@@ -27,7 +27,10 @@ CHUNKED = "chunked_attention"
 
 
 class Forward(Protocol):
-    """A decoder's forward pass over one flattened row of tokens."""
+    """A decoder's forward pass over one flattened row of tokens. ``key_order``: of the numbers of a key in its KV slot,
+    in words."""
+
+    key_order: str
 
     def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
         """Input ids and position ids [num_tokens] give the logits [num_rows, vocab_size] of those tokens whose numbers
@@ -78,6 +81,8 @@ class LoadedModel:
 class TransformersForward:
     """The model's own forward pass; ``step`` reaches its attention as a keyword argument. The model is called whole for
     its logits, too, since some scale or cap what their output layer gives: its decoder then gives back what it gave."""
+
+    key_order = "keys as transformers has them"
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model

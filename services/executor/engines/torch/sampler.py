@@ -32,6 +32,7 @@ def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks |
     First what ``adjusted`` does, which needs ``grammars`` where a row has one. Then temperature 0 is greedy; else
     temperature, min_p, top_k, top_p in this order, and the inverse of the cumulative distribution at
     ``uniforms(seed, position)``."""
+    has_ties = logits.dtype is not torch.float32  # also where another row's wishes make them float32
     logits = adjusted(logits, rows, grammars)
     top, chosen = logits.max(dim=-1)
     tokens: list[int] = chosen.masked_fill_(~torch.isfinite(top), NO_TOKEN).tolist()
@@ -42,7 +43,7 @@ def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks |
         _store(tokens, whole, _draw_whole(_scaled(logits, top, rows, whole), _uniforms_of(rows, whole)))
     if truncated:
         scaled = _scaled(logits, top, rows, truncated)
-        _draw_truncated(scaled, rows, truncated, FIRST_CANDIDATES, tokens, logits.dtype is not torch.float32)
+        _draw_truncated(scaled, rows, truncated, FIRST_CANDIDATES, tokens, has_ties)
     return tokens
 
 
@@ -58,11 +59,14 @@ def gather_logprobs(
         return None
     chosen = torch.tensor([[tokens[i]] for i in wanting], device=logits.device)
     wanted = logits[torch.tensor(wanting, device=logits.device)].float()
-    top = wanted.topk(max(num_top for num_top in asked if num_top is not None), dim=-1)
-    found = torch.cat([wanted.gather(1, chosen), top.values], dim=-1) - wanted.logsumexp(dim=-1, keepdim=True)
+    has_ties = logits.dtype is not torch.float32
+    ranked = wanted - wanted.amax(dim=-1, keepdim=True) if has_ties else wanted
+    _, top = _most_probable(ranked, max(num_top for num_top in asked if num_top is not None), has_ties)
+    shown = torch.cat([chosen, top], dim=-1)
+    found = wanted.gather(1, shown) - wanted.logsumexp(dim=-1, keepdim=True)
     token_ids = torch.zeros(len(rows), found.shape[1], dtype=torch.int64)
     logprobs = torch.zeros(len(rows), found.shape[1])
-    token_ids[wanting] = torch.cat([chosen, top.indices], dim=-1).cpu()
+    token_ids[wanting] = shown.cpu()
     logprobs[wanting] = found.clamp_(min=LEAST).cpu()
     return token_ids, logprobs
 
@@ -154,8 +158,9 @@ def _draw_truncated(
 
 
 def _most_probable(scaled: torch.Tensor, count: int, has_ties: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log weights, none above 0, and ids of so many tokens, [num_rows, count]. With ties by probability, then by id:
-    ``topk`` has them in an order that depends on how many are asked for, which is somebody else's affair."""
+    """Log weights, and ids of so many tokens, [num_rows, count]. With ties, of weights none of which is above 0, by
+    probability, then by id: ``topk`` has them in an order that depends on how many are asked for, which is somebody
+    else's affair."""
     if not has_ties:
         return scaled.topk(count, dim=-1)
     ids = torch.arange(scaled.shape[-1], device=scaled.device)

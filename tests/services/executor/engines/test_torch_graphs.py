@@ -98,6 +98,17 @@ def test_sizes() -> None:
     assert token_sizes(300) == [16, 32, 64, 128, 256, 300]
 
 
+def test_what_is_recorded_is_told(llama_path: Path) -> None:
+    """A profile of steps that replay graphs says nothing of those that do not."""
+    engine = load(llama_path, num_blocks=40)
+    variants = [engine.variant]
+    engine.record_decodes(MAX_DECODES, Replays())
+    variants.append(engine.variant)
+    engine.record_pieces(MAX_TOKENS, MAX_DECODES, PieceReplays())
+    variants += [engine.variant, load(llama_path, num_blocks=40, fused_attention=True).variant]
+    assert variants == ["-eager", "-graphs9x0", "-graphs9x40", "-eager-fused"]
+
+
 @needs_triton
 def test_random_decode_batches(engines: tuple[TorchEngine, TorchEngine, Replays]) -> None:
     """Around every edge of the recorded sizes, of both directions, greedy and drawn, some rows not sampled."""

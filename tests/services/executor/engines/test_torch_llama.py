@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from services.executor.engines.torch.attention import LayerShape, ShapeProbe
+from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.linear import can_pack, packed_linear, plain_linear
 from services.executor.engines.torch.llama import LlamaForward
 from services.executor.engines.torch.model import LoadedModel, TransformersForward
+from shared.replica.engine import KVRegions
 from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
 
 CPU = torch.device("cpu")
@@ -108,6 +110,23 @@ def test_a_layer_that_computes_something_else_is_transformers_own(
         torch.testing.assert_close(logits, model(input_ids[None]).logits[0], atol=1e-4, rtol=1e-4)
     assert isinstance(loaded.forward, TransformersForward)
     assert [record.message for record in caplog.records] == ["model does not run as it could"]
+
+
+def test_keys_in_another_order_are_other_kv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no request moves with its KV between engines that read it in two ways."""
+    save_model(tmp_path, "llama")
+
+    def layout() -> str:
+        engine = TorchEngine.load(tmp_path, "m", device="cpu", num_threads=1, num_blocks=4)
+        regions = engine.kv_regions()
+        engine.close()
+        assert isinstance(regions, KVRegions)
+        return regions.layout
+
+    ours = layout()
+    assert layout() == ours
+    monkeypatch.setattr("services.executor.engines.torch.model.is_llama", lambda model, shapes: False)
+    assert layout() != ours
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 33, 130])

@@ -9,6 +9,7 @@ import torch
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.sampler import NO_TOKEN, gather_logprobs, sample, uniforms
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import TokenHistory
 
 VOCAB = 5000
 
@@ -127,7 +128,8 @@ def test_a_row_that_is_not_a_number_has_no_token(temperature: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_of_equally_probable_tokens_the_order_is_nobody_elses_affair(dtype: torch.dtype) -> None:
-    """Logits of half precision have many; another request of the step asks for more candidates."""
+    """Logits of half precision have many; another request of the step asks for more candidates, or for penalties, for
+    which its logits become float32."""
     torch.manual_seed(0)
     logits = (2 * torch.randn(1, VOCAB)).to(dtype)
     ranked = sorted(range(VOCAB), key=lambda token: (-logits[0, token].item(), token))
@@ -135,8 +137,22 @@ def test_of_equally_probable_tokens_the_order_is_nobody_elses_affair(dtype: torc
     for position in range(60):
         row = SampleRow(SamplingParams(max_tokens=1, top_k=50, seed=7), position)
         alone = sample(logits, [row])
-        for top_k in (400, 4999):
-            mate = SampleRow(SamplingParams(max_tokens=1, top_k=top_k, seed=7), position)
+        mates = [SamplingParams(max_tokens=1, top_k=top_k, seed=7) for top_k in (400, 4999)]
+        for sampling in (*mates, SamplingParams(max_tokens=1, presence_penalty=0.5, top_k=400)):
+            history = TokenHistory([5, 6], 1) if sampling.adjusts_logits else None
+            mate = SampleRow(sampling, position, history)
             assert sample(logits.repeat(2, 1), [row, mate])[:1] == alone
         drawn.update(alone)
     assert drawn <= set(ranked[:50]) and len(drawn) > 10
+
+
+def test_nor_is_which_of_them_are_told_with_a_token() -> None:
+    torch.manual_seed(0)
+    for _ in range(20):
+        logits = (2 * torch.randn(1, VOCAB)).to(torch.bfloat16)
+        row, mate = (SampleRow(SamplingParams(max_tokens=1, logprobs=num_top), 0) for num_top in (3, 20))
+        alone, beside = gather_logprobs(logits, [row], [5]), gather_logprobs(logits.repeat(2, 1), [row, mate], [5, 6])
+        assert alone is not None and beside is not None
+        ranked = sorted(range(VOCAB), key=lambda token: (-logits[0, token].item(), token))
+        assert alone[0][0].tolist() == beside[0][0, :4].tolist() == [5, *ranked[:3]]
+        assert alone[1][0].tolist() == beside[1][0, :4].tolist()
