@@ -41,6 +41,11 @@ class BusAddress(msgspec.Struct, frozen=True):
         return [each.strip() for each in self.url.split(",") if each.strip()]
 
     @property
+    def is_cluster(self) -> bool:
+        """Whether there is another server to go to: several are named, or are asked to keep copies behind one name."""
+        return len(self.servers) > 1 or self.replicas > 1
+
+    @property
     def is_encrypted(self) -> bool:
         """Also where but one of several servers is to be."""
         return any(each.startswith(TLS) for each in self.servers)

@@ -122,7 +122,7 @@ class Connection:
         used."""
         address = address if isinstance(address, BusAddress) else BusAddress(address)
         address.require_usable()
-        url, is_alone = address.url, len(address.servers) == 1
+        url, names_one = address.url, len(address.servers) == 1
         client = CLIENTS.get(urlsplit(url).scheme, FencedClient)()
         access = _access(client, address)
         connection, last_error = cls(client, address.replicas), ""
@@ -154,13 +154,13 @@ class Connection:
         while True:
             try:
                 connecting = client.connect(
-                    url if is_alone else address.servers,
+                    url if names_one else address.servers,
                     name=name,
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.2,
                     connect_timeout=2,
-                    ping_interval=PING_S if is_alone else CLUSTER_PING_S,
+                    ping_interval=CLUSTER_PING_S if address.is_cluster else PING_S,
                     pending_size=64 * 1024 * 1024,
                     disconnected_cb=on_disconnect,
                     reconnected_cb=on_reconnect,

@@ -15,6 +15,7 @@ from services.local.stack.machine import free_port
 from services.predictor.settings import PredictorSettings
 from shared.bus import Bus
 from shared.bus.address import BusAddress
+from shared.bus.connection import CLUSTER_PING_S, PING_S
 from shared.errors import BusError
 from shared.protocol import subjects
 from shared.protocol.access.key_usage import KeyUsage
@@ -171,6 +172,19 @@ async def test_a_server_of_its_own_keeps_one_copy(nats_url: str) -> None:
     try:
         await bus.ensure_streams()
         assert (bus.replicas, await replicas_of(bus, subjects.RESULTS_STREAM)) == (1, 1)
+    finally:
+        await bus.close()
+
+
+@pytest.mark.parametrize(("replicas", "ping_s"), [(0, PING_S), (1, PING_S), (3, CLUSTER_PING_S)])
+async def test_a_silent_server_is_left_soon_where_others_are_beside_it(
+    nats_url: str, replicas: int, ping_s: float
+) -> None:
+    """Also behind one name, as in Kubernetes: who asks for copies says so."""
+    assert BusAddress("nats://a:4222, nats://b:4222").is_cluster
+    bus = await Bus.connect(BusAddress(nats_url, replicas=replicas), "test")
+    try:
+        assert bus._client.options["ping_interval"] == ping_s
     finally:
         await bus.close()
 
