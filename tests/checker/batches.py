@@ -1,33 +1,43 @@
-"""Each accepted line has exactly one result in exactly one file, counts add up, and no accepted batch is gone."""
+"""Each accepted line has exactly one result in exactly one file, counts and tokens add up, states only go forward, and
+no accepted batch is gone or expires in its time."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from tests.checker.answers import answer_text
-from tests.checker.history import Batch, History, LineEnd
+from tests.checker.history import Batch, History, LineEnd, Tokens
 from tests.checker.violation import Limits, Violation
 
 FINAL = frozenset({"completed", "failed", "expired", "cancelled"})
+STAGES = {"validating": 0, "in_progress": 1, "finalizing": 2, "cancelling": 2, **dict.fromkeys(FINAL, 3)}
 NOT_RUN = frozenset({"batch_cancelled", "batch_expired"})
 
 
 def check_batches(history: History, limits: Limits) -> Iterator[Violation]:
     for batch in history.batches:
         if batch.batch_id is not None and batch.accepted is not False:
-            yield from _check(batch)
+            last_s = batch.states[-1].at_s if batch.states else None
+            if not history.may_have_lost(batch.sent_s, last_s):
+                yield from _check(batch, limits)
+            elif batch.output is not None and batch.errors is not None:
+                yield from _check_files(batch)
 
 
-def _check(batch: Batch) -> Iterator[Violation]:
+def _check(batch: Batch, limits: Limits) -> Iterator[Violation]:
     if not batch.states:
         yield Violation("nothing accepted is gone", "the batch was never seen again", batch)
         return
     yield from _broken_order(batch)
     if batch.status not in FINAL:
         yield Violation("every batch ends", f"it is still {batch.status}", batch)
+    elif batch.status == "expired" and batch.states[-1].at_s - batch.sent_s < limits.window_s:
+        after_s = batch.states[-1].at_s - batch.sent_s
+        yield Violation("no batch expires in its window", f"it is expired after {after_s:.0f} s", batch)
     elif batch.is_malformed:
         if batch.status not in ("failed", "cancelled"):
             yield Violation("a malformed batch fails", f"it is {batch.status}", batch)
@@ -40,13 +50,14 @@ def _check(batch: Batch) -> Iterator[Violation]:
 
 
 def _broken_order(batch: Batch) -> Iterator[Violation]:
-    """An end is for good."""
-    ended = ""
-    for state in batch.states:
-        if ended and state.status != ended:
-            yield Violation("an end is for good", f"{state.status} after {ended}", batch)
+    """Nothing goes back, and an end is for good."""
+    for before, after in itertools.pairwise(state.status for state in batch.states):
+        if before in FINAL and after != before:
+            yield Violation("an end is for good", f"{after} after {before}", batch)
             return
-        ended = state.status if state.status in FINAL else ""
+        if after in STAGES and before in STAGES and STAGES[after] < STAGES[before]:
+            yield Violation("states go forward", f"{after} after {before}", batch)
+            return
 
 
 def _check_files(batch: Batch) -> Iterator[Violation]:
@@ -64,6 +75,7 @@ def _check_files(batch: Batch) -> Iterator[Violation]:
             yield Violation("each line has one result", f"{len(ids)} {what}: {', '.join(ids[:5])}", batch)
     yield from _wrong_results(batch, output, errors)
     yield from _wrong_counts(batch, output, errors)
+    yield from _wrong_tokens(batch, output)
 
 
 def _parsed(lines: list[str] | None) -> list[dict[str, Any]] | None:
@@ -102,3 +114,16 @@ def _wrong_counts(batch: Batch, output: list[dict[str, Any]], errors: list[dict[
         yield Violation("counts add up", f"total, completed, failed: {seen}, by its files {wanted}", batch)
     if batch.status == "completed" and len(errors) != failed:
         yield Violation("counts add up", f"it is completed, but {len(errors) - failed} lines have not run", batch)
+
+
+def _wrong_tokens(batch: Batch, output: list[dict[str, Any]]) -> Iterator[Violation]:
+    """A batch took what its answers took."""
+    wanted = Tokens(0, 0, 0, 0)
+    for result in output:
+        usage = result["response"]["body"]["usage"]
+        wanted.num_input += usage["prompt_tokens"]
+        wanted.num_cached += usage["prompt_tokens_details"]["cached_tokens"]
+        wanted.num_output += usage["completion_tokens"]
+        wanted.num_total += usage["total_tokens"]
+    if batch.tokens is not None and batch.tokens != wanted:
+        yield Violation("tokens add up", f"{batch.tokens}, by its answers {wanted}", batch)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.checker.batches import check_batches
-from tests.checker.files import check_files, check_keys
+from tests.checker.files import check_answers, check_files, check_keys
 from tests.checker.history import History
-from tests.checker.processes import check_left_over, check_memory, check_restarts
+from tests.checker.processes import check_endings, check_errors, check_left_over, check_memory, check_restarts
 from tests.checker.streams import check_streams
 from tests.checker.violation import Limits, Violation
 
@@ -16,7 +16,10 @@ INVARIANTS: tuple[Callable[[History, Limits], Iterator[Violation]], ...] = (
     check_batches,
     check_files,
     check_keys,
+    check_answers,
     check_restarts,
+    check_endings,
+    check_errors,
     check_memory,
     check_left_over,
 )

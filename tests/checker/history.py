@@ -6,8 +6,11 @@ Filled while a run goes on, by one writer each; times are seconds since the run'
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from enum import Enum
+
+BUS = ("nats-server", "bus")  # what faults of it have as their target
 
 
 class Ended(Enum):
@@ -31,6 +34,10 @@ class Event:
     at_s: float
     until_s: float | None = None
     note: str = ""
+
+    def concerns(self, process: str) -> bool:
+        """Whether it was done to that one, or to the bus that it is at."""
+        return self.target in (process, *BUS)
 
     def overlaps(self, from_s: float, to_s: float, after_s: float = 0.0) -> bool:
         """Whether it, or the ``after_s`` behind it, lies in that time."""
@@ -110,13 +117,23 @@ class BatchState:
 
 
 @dataclass(slots=True)
+class Tokens:
+    """That a batch says its answers took; ``num_cached`` of the input."""
+
+    num_input: int
+    num_cached: int
+    num_output: int
+    num_total: int
+
+
+@dataclass(slots=True)
 class Batch:
     """``accepted``: its creation was answered with 200; False: with an error; None: not at all, so it may be there.
 
     ``is_malformed``: its file is none of a batch, so it has to fail as a whole. ``cancelled_s``: when a cancellation
     was first sent. ``output`` and ``errors``: its files' lines, as downloaded at the end; None where the batch names
-    none.
-    ``unread``: why a file that it names could not be downloaded.
+    none. ``tokens``: as of its last state; None where it was not seen. ``unread``: why a file that it names could not
+    be downloaded.
     """
 
     name: str
@@ -129,6 +146,7 @@ class Batch:
     states: list[BatchState] = field(default_factory=list)
     output: list[str] | None = None
     errors: list[str] | None = None
+    tokens: Tokens | None = None
     unread: str = ""
 
     @property
@@ -139,28 +157,33 @@ class Batch:
 
 @dataclass(slots=True)
 class Read:
-    """A client's attempt to read a file. ``status``: None where no answer came; ``is_same``: byte by byte."""
+    """A client's attempt to read a file. ``status``: None where no answer came; ``is_same``: byte by byte; ``server``:
+    the gateway that was asked when all was well again, empty for any and before."""
 
     at_s: float
     status: int | None
     is_same: bool = False
+    server: str = ""
 
 
 @dataclass(slots=True)
 class File:
     """``stored``: its upload was answered with 200; False: with an error, or broken off by the client; None: no answer
     came. ``deleted``: in the same way, None where nothing is known; ``delete_sent_s``: when a deletion was first sent.
-    ``listed``: whether the list of files named it at the end; None where it was not asked."""
+    ``stored_s``, ``deleted_s``: when that was answered. ``listed``: by gateway, whether its list of files named it at
+    the end; those that were asked."""
 
     name: str
     num_bytes: int
     sent_s: float
     stored: bool | None = None
+    stored_s: float | None = None
     file_id: str | None = None
     reads: list[Read] = field(default_factory=list)
     delete_sent_s: float | None = None
     deleted: bool | None = None
-    listed: bool | None = None
+    deleted_s: float | None = None
+    listed: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -174,9 +197,11 @@ class KeyTry:
 
 @dataclass(slots=True)
 class Key:
-    """``made_s``, ``revoked_s``: when the command for it had ended well; None while it has not."""
+    """``made_s``, ``revoked_s``: when the command for it had ended well; None while it has not. ``make_sent_s``,
+    ``revoke_sent_s``: when it began."""
 
     name: str
+    make_sent_s: float | None = None
     made_s: float | None = None
     revoke_sent_s: float | None = None
     revoked_s: float | None = None
@@ -186,8 +211,9 @@ class Key:
 @dataclass(slots=True)
 class Start:
     """Of a process. ``ended_s``, ``status``: of its end, as Popen has it; ``reason``: the fault or the order by which
-    it ended, empty where it ended by itself; ``told_s``: when it was made to; ``started_s``: when it began to serve,
-    where that is known."""
+    it ended, empty where it ended by itself; ``told_s``: when it was made to; ``grace_s``: that it had from then on to
+    end in order, None where it was killed; ``words``: what it said last; ``started_s``: when it began to serve, where
+    that is known."""
 
     at_s: float
     pid: int
@@ -195,6 +221,8 @@ class Start:
     status: int | None = None
     reason: str = ""
     told_s: float | None = None
+    grace_s: float | None = None
+    words: str = ""
     started_s: float | None = None
 
 
@@ -208,9 +236,21 @@ class Process:
 
 
 @dataclass(slots=True)
+class ServerError:
+    """An answer of 500 and more that does not say that it may be tried again, to a request that is no stream's."""
+
+    at_s: float
+    server: str
+    asked: str
+    status: int
+
+
+@dataclass(slots=True)
 class History:
     """A whole run. ``calm_s``: since when nothing was done to the system; ``over_s``: when it was looked at for the
-    last time. ``left_over``: what was left in the system then, as ``{"online_running executor-0": 0}``."""
+    last time. ``left_over``: what was left in the system then, as ``{"online_running executor-0": 0}``;
+    ``unforeseen``: errors with a traceback that processes have told of, in words. ``not_synced``: times in which what
+    the bus stored may not have been on its disk when its power was cut."""
 
     streams: list[Stream] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
@@ -218,6 +258,15 @@ class History:
     keys: list[Key] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    server_errors: list[ServerError] = field(default_factory=list)
+    unforeseen: list[str] = field(default_factory=list)
+    not_synced: list[tuple[float, float]] = field(default_factory=list)
     calm_s: float = 0.0
     over_s: float = 0.0
     left_over: dict[str, int] = field(default_factory=dict)
+
+    def may_have_lost(self, from_s: float | None, to_s: float | None) -> bool:
+        """What was stored then, by a client that asked for it at ``from_s`` and was answered at ``to_s``; None where
+        neither was."""
+        until_s = math.inf if to_s is None else to_s
+        return from_s is not None and any(lost_s <= until_s and from_s <= cut_s for lost_s, cut_s in self.not_synced)

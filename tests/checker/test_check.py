@@ -20,8 +20,10 @@ from tests.checker.history import (
     Piece,
     Process,
     Read,
+    ServerError,
     Start,
     Stream,
+    Tokens,
 )
 from tests.checker.pauses import Pauses
 
@@ -35,7 +37,11 @@ def make_stream(**fields: Any) -> Stream:
 
 
 def answered(custom_id: str, text: str = "yes") -> str:
-    return json.dumps({"custom_id": custom_id, "response": {"body": {"choices": [{"text": text}]}}, "error": None})
+    """Of 5 tokens, of which 4 were cached, 2 were made."""
+    details = {"cached_tokens": 4}
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": details}
+    body = {"choices": [{"text": text}], "usage": usage}
+    return json.dumps({"custom_id": custom_id, "response": {"body": body}, "error": None})
 
 
 def failed(custom_id: str, code: str = "invalid") -> str:
@@ -51,7 +57,8 @@ def make_batch(**fields: Any) -> Batch:
 
 
 def make_file(**fields: Any) -> File:
-    made = {"stored": True, "file_id": "file-1", "reads": [Read(20.0, 200, True)], "listed": True}
+    reads = [Read(20.0, 200, True, "gateway-0")]
+    made = {"stored": True, "file_id": "file-1", "reads": reads, "listed": {"gateway-0": True}}
     return File(**{"name": "a file", "num_bytes": 3, "sent_s": 0.0} | made | fields)
 
 
@@ -73,7 +80,7 @@ def test_nothing_is_said_of_a_history_in_which_all_is_as_promised() -> None:
     history = History(
         [make_stream(), make_stream(ended=Ended.LEFT, pieces=[Piece(1.0, "Once")])],
         [make_batch(), make_batch(accepted=None, batch_id=None, states=[])],
-        [make_file(), make_file(stored=None, file_id=None, reads=[], listed=True)],
+        [make_file(), make_file(stored=None, file_id=None, reads=[])],
         [make_key(200), make_key(401, revoke_sent_s=2.0, revoked_s=3.0)],
         [make_process(ended_s=3.0, status=-9, reason="killed")],
         calm_s=10.0,
@@ -129,6 +136,19 @@ def final(status: str, total: int = 3, completed: int = 2, failed: int = 1) -> l
             make_batch(states=[*final("cancelled"), *final("completed")]),
             "an end is for good: completed after cancelled",
         ),
+        (
+            make_batch(states=[*final("finalizing"), *final("in_progress"), *final("completed")]),
+            "states go forward: in_progress after finalizing",
+        ),
+        (
+            make_batch(output=None, errors=None, states=final("expired")),
+            "no batch expires in its window: it is expired after 2 s",
+        ),
+        (
+            make_batch(tokens=Tokens(10, 8, 5, 15)),
+            "tokens add up: Tokens(num_input=10, num_cached=8, num_output=5, num_total=15), by its answers "
+            "Tokens(num_input=10, num_cached=8, num_output=4, num_total=14)",
+        ),
         (make_batch(output=[answered("a"), "{"]), "each line has one result: a file has a line that is no JSON"),
         (
             make_batch(output=[answered("a")], states=final("completed", completed=1)),
@@ -168,6 +188,12 @@ def test_a_batch_that_is_not_as_promised(batch: Batch, what: str) -> None:
     assert broken(batches=batch) == [what]
 
 
+def test_a_batch_is_kept_to_what_its_answers_took_and_to_its_window() -> None:
+    assert broken(batches=make_batch(tokens=Tokens(10, 8, 4, 14))) == []
+    a_day_later = [BatchState(24 * 3600.0, "expired", 3, 2, 1)]
+    assert broken(batches=make_batch(states=a_day_later)) == []
+
+
 def test_a_cancelled_batch_may_have_run_in_part() -> None:
     batch = make_batch(
         output=[answered("a")],
@@ -183,10 +209,20 @@ def test_a_cancelled_batch_may_have_run_in_part() -> None:
     [
         (make_file(reads=[Read(5.0, 200, False)]), "a file is what was sent: other bytes at 5.0 s"),
         (make_file(reads=[Read(5.0, 404)]), "nothing accepted is gone: 404 at 5.0 s"),
-        (make_file(listed=False), "nothing accepted is gone: it is not in the list"),
-        (make_file(reads=[Read(20.0, 503)]), "all is well at the end: status 503"),
-        (make_file(delete_sent_s=3.0, deleted=True), "what is gone stays gone: it is there at the end"),
-        (make_file(stored=False, reads=[]), "what is gone stays gone: it is there at the end"),
+        (
+            make_file(listed={"gateway-0": True, "gateway-1": False}),
+            "nothing accepted is gone: it is not in the list of gateway-1",
+        ),
+        (make_file(reads=[Read(20.0, 503, server="gateway-0")]), "all is well at the end: status 503"),
+        (
+            make_file(delete_sent_s=3.0, deleted=True, listed={"gateway-0": False}),
+            "what is gone stays gone: gateway-0 has it at the end",
+        ),
+        (
+            make_file(delete_sent_s=3.0, deleted=True, reads=[], listed={"gateway-0": False, "gateway-1": True}),
+            "what is gone stays gone: it is in the list of gateway-1 at the end",
+        ),
+        (make_file(stored=False, reads=[]), "what is gone stays gone: it is in the list of gateway-0 at the end"),
     ],
 )
 def test_a_file_that_is_not_as_promised(file: File, what: str) -> None:
@@ -200,16 +236,98 @@ def test_a_key_that_is_not_as_promised() -> None:
 
 
 def test_a_process_that_is_not_as_promised() -> None:
-    ended = broken(processes=make_process(ended_s=3.0, status=1))
-    assert ended == ["no process restarts by itself: executor-0 ended by itself at 3.0 s, status 1"]
+    ended = broken(processes=make_process(ended_s=3.0, status=1, words="KeyError: 3"))
+    assert ended == ["no process restarts by itself: executor-0 ended by itself at 3.0 s, status 1: KeyError: 3"]
     growing = make_process([(float(second), (100 + second) * MIB) for second in range(0, 600, 2)])
     assert broken(processes=growing) == ["memory is flat: executor-0 from 399 to 599 MiB"]
     flat = make_process([(float(second), 100 * MIB) for second in range(0, 600, 2)])
     assert broken(processes=flat) == []
 
 
+def test_memory_that_grows_a_little_is_seen() -> None:
+    slowly = make_process([(float(second), (100 + second // 5) * MIB) for second in range(0, 600, 2)])
+    assert broken(processes=slowly) == ["memory is flat: executor-0 from 160 to 200 MiB"]
+
+
+def told_to_end(ended_s: float | None, *events: Event, grace_s: float | None = 10.0) -> list[str]:
+    """What is broken where it was told to end after 100 s; with the time in which it has to be gone it has 40 s."""
+    process = make_process(told_s=100.0, grace_s=grace_s, ended_s=ended_s, status=0, reason="terminated")
+    history = History(processes=[process], events=list(events), over_s=400.0)
+    return [f"{violation.invariant}: {violation.what}" for violation in violations(history)]
+
+
+def test_who_is_told_to_end_ends_in_its_time() -> None:
+    never = "who is told to end ends: executor-0 was told to at 100.0 s, and has not ended at 400.0 s"
+    late = "who is told to end ends: executor-0 was told to at 100.0 s, and ended, status 0, at 141.0 s"
+    assert told_to_end(139.0) == []
+    assert told_to_end(141.0) == [late]
+    assert told_to_end(None) == [never]
+    assert told_to_end(None, grace_s=None) == []
+
+
+def test_what_is_done_to_one_that_ends_takes_of_its_time() -> None:
+    stopped, bus_away = Event(0, "stopped", "executor-0", 99.0, 110.0), Event(1, "away", "nats-server", 140.0, 150.0)
+    of_another, still = Event(2, "stopped", "executor-1", 99.0, 110.0), Event(3, "stopped", "executor-0", 120.0)
+    assert told_to_end(149.0, stopped) == []
+    assert len(told_to_end(151.0, stopped)) == 1
+    assert told_to_end(189.0, stopped, bus_away) == []
+    assert len(told_to_end(191.0, stopped, bus_away)) == 1
+    assert len(told_to_end(149.0, of_another)) == 1
+    assert told_to_end(None, still) == []
+
+
+def test_no_client_is_answered_with_an_error_of_the_servers() -> None:
+    error = ServerError(3.0, "gateway-0", "GET /v1/files", 500)
+    found = broken(server_errors=error)
+    assert found == ["no answer is an error of the server's: 500 from gateway-0 at 3.0 s: GET /v1/files"]
+
+
+GONE = make_file(sent_s=1.0, stored_s=2.0, reads=[Read(20.0, 404)], listed={"gateway-0": False})
+BACK = make_file(sent_s=1.0, stored_s=2.0, delete_sent_s=6.0, deleted=True, deleted_s=7.0)
+FORGOTTEN = make_key(401, make_sent_s=1.0, made_s=2.0)
+VALID_AGAIN = make_key(200, make_sent_s=1.0, made_s=2.0, revoke_sent_s=6.0, revoked_s=7.0)
+UNDONE = make_batch(states=[*final("completed"), *final("404")])
+
+
+@pytest.mark.parametrize(
+    ("seen", "lost_s", "kept_s"),
+    [
+        ({"files": GONE}, 1.5, 3.0),
+        ({"files": BACK}, 6.5, 3.0),
+        ({"keys": FORGOTTEN}, 1.5, 3.0),
+        ({"keys": VALID_AGAIN}, 6.5, 3.0),
+        ({"batches": UNDONE}, 1.5, 3.0),
+    ],
+)
+def test_what_a_power_cut_took_before_it_was_synced_may_be_gone_and_nothing_else(
+    seen: dict[str, Any], lost_s: float, kept_s: float
+) -> None:
+    def found(at_s: float) -> list[Any]:
+        history = History(calm_s=10.0, not_synced=[(at_s, at_s + 0.2)])
+        for name, each in seen.items():
+            getattr(history, name).append(each)
+        return violations(history)
+
+    assert found(lost_s) == []
+    assert found(kept_s)
+
+
+def test_a_result_is_right_whatever_was_lost() -> None:
+    wrong = make_batch(output=[answered("a"), answered("b", "no")])
+    found = violations(History(batches=[wrong], not_synced=[(1.0, 2.0)]))
+    assert [violation.invariant for violation in found] == ["right tokens"]
+
+
+def test_errors_that_nobody_foresaw() -> None:
+    assert broken(unforeseen="executor-0: KeyError: 3") == ["every error is handled: executor-0: KeyError: 3"]
+
+
 def test_what_is_left_over() -> None:
     history = History(left_over={"online_running of executor-0": 2})
+    assert [violation.what for violation in violations(history)] == ["online_running of executor-0: 2"]
+    history.left_over |= {"messages of A_STREAM": 3}
+    assert len(violations(history)) == 2
+    history.not_synced.append((1.0, 2.0))
     assert [violation.what for violation in violations(history)] == ["online_running of executor-0: 2"]
 
 

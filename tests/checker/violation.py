@@ -18,10 +18,14 @@ class Violation:
 class Limits:
     """``stream_s``: the longest that any answer may take, whatever happens; ``key_settles_s``: until every gateway
     knows of a key once all is well; ``growth_bytes``, ``growth``: what a process may have more in the last third of its
-    life than in the second, whichever is more, where it lived for at least ``flat_after_s``."""
+    life than in the second, whichever is more, where it lived for at least ``flat_after_s``; ``late_s``: beyond its
+    grace, in which one that was told to end has to be gone; ``window_s``: before which no batch expires, a day without
+    what a wrong clock may take of it."""
 
     stream_s: float = 240.0
     key_settles_s: float = 10.0
-    growth_bytes: int = 128 * 2**20
-    growth: float = 0.2
+    growth_bytes: int = 32 * 2**20
+    growth: float = 0.1
     flat_after_s: float = 300.0
+    late_s: float = 30.0
+    window_s: float = 20 * 3600.0

@@ -70,6 +70,7 @@ async def _missing(stack: Stack, bus: Bus) -> dict[str, int]:
     answers = await bus.gather(subjects.PING, {}, ServiceStatus, 1.0)
     well = {each.pid for each in answers if each.health == "ok" or each.health.startswith("waits: pid")}
     ill = [f"{name} is not well" for name in stack.shape.services if stack.members[name].pid not in well]
+    ill += [f"{name} has not ended" for name in stack.shape.names if stack.members[name].is_ending()]
     for name, url in stack.urls.items():
         async with httpx.AsyncClient(verify=NO_TLS, trust_env=False, timeout=5.0) as client:
             if (await client.get(f"{url}/ready")).status_code != httpx.codes.OK:

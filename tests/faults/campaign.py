@@ -115,8 +115,7 @@ class Campaign:
         for server in clients.urls:
             await files.list_all(clients, server)
         kept = [file for file in history.files if file.file_id in contents]
-        for file in kept:
-            await files.read(clients, file, contents[str(file.file_id)])
+        await files.read_everywhere(clients, contents)
         await asyncio.sleep(max(0.0, history.calm_s + self._limits.key_settles_s - self._stack.now()))
         for key in history.keys:
             if key.name in known:
@@ -137,6 +136,7 @@ class Campaign:
     def _check(self) -> list[Violation]:
         history = self._stack.history
         history.over_s = self._stack.now()
+        history.unforeseen += [each for member in self._stack.members.values() for each in member.take_tracebacks()]
         for stream in history.streams:
             until_s = history.over_s if stream.ended_s is None else stream.ended_s
             stream.excuse = self._stack.excuse(stream.server, stream.sent_s, until_s, stream.status is not None)
@@ -148,7 +148,15 @@ class Campaign:
     def _forget(self) -> None:
         """What has been checked."""
         history = self._stack.history
-        for seen in (history.streams, history.batches, history.files, history.keys, history.events):
+        for seen in (
+            history.streams,
+            history.batches,
+            history.files,
+            history.keys,
+            history.events,
+            history.server_errors,
+            history.unforeseen,
+        ):
             seen.clear()
         for process in history.processes:
             del process.starts[:-1]

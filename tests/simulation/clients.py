@@ -44,7 +44,12 @@ class VirtualClients(Clients):
     async def http(self, server: str, limits: httpx.Timeout = TIMEOUT) -> AsyncIterator[httpx.AsyncClient]:
         transport = VirtualTransport(self._network, server)
         async with httpx.AsyncClient(
-            base_url=self.urls[server], headers=self._headers, timeout=limits, trust_env=False, transport=transport
+            base_url=self.urls[server],
+            headers=self._headers,
+            timeout=limits,
+            trust_env=False,
+            transport=transport,
+            event_hooks=self.hooks(server),
         ) as client:
             yield client
 

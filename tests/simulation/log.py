@@ -8,14 +8,19 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from shared.process.service import PLAIN_RECORD
+from tests.simulation import loop
 from tests.simulation.process import CURRENT
 
 
 class RunLog(logging.Handler):
-    """Hashes each line, and writes it where there is a file."""
+    """Hashes each line, and writes it where there is a file. ``on_unforeseen`` is told of tracebacks: a named error has
+    none in a log, nor has a callback's, of which the loop tells itself."""
 
-    def __init__(self, now_s: Callable[[], float], file: TextIO | None) -> None:
+    def __init__(
+        self, now_s: Callable[[], float], file: TextIO | None, on_unforeseen: Callable[[str], object] = lambda _: None
+    ) -> None:
         super().__init__()
+        self._on_unforeseen = on_unforeseen
         self._now_s = now_s
         self._file = file
         self._hash = hashlib.sha256()
@@ -36,6 +41,8 @@ class RunLog(logging.Handler):
             line += f" {json.dumps(extra, default=str)}"
         if record.exc_info and record.exc_info[0] is not None:
             line += f" {record.exc_info[0].__name__}: {record.exc_info[1]}"
+            if record.name != loop.__name__:
+                self._on_unforeseen(line)
             if self._file is not None:  # addresses stand in it, so it is not hashed
                 self._file.write(logging.Formatter().formatException(record.exc_info) + "\n")
         self.say(line)

@@ -195,6 +195,9 @@ class Nemesis:
         return self._bus_down(self._world.nats.kill)
 
     def _cut_power(self, fault: Fault) -> Undo:
+        world = self._world
+        if world.nats.is_running and world.setup.sync_interval_s:
+            world.history.not_synced.append((world.now() - world.setup.sync_interval_s, world.now()))
         return self._bus_down(self._world.nats.cut_power)
 
     def _stop_bus(self, fault: Fault) -> Undo:

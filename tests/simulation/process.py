@@ -34,6 +34,8 @@ class Process:
         self.engine: VirtualEngine | None = None  # of an executor
         self.on_death: list[Callable[[], None]] = []  # what others see of it is cut off
         self.on_started: Callable[[], None] = lambda: None  # its service serves
+        self.is_at_it: Callable[[], bool] = lambda: False  # what it is there for, which takes a bus to begin
+        self.error: BaseException | None = None  # by which it ended
         self._loop = loop
         self._on_end = on_end
         self._held: list[events.Handle] = []
@@ -94,12 +96,12 @@ class Process:
             logger.error(
                 "stopped by an error", extra={"service": self.name, "error": f"{type(error).__name__}: {error}"}
             )
-            status = 1
+            status, self.error = 1, error
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception as error:
             logger.exception("stopped by an unforeseen error", extra={"service": self.name})
-            status = 1
+            status, self.error = 1, error
         if self.state != "dead":
             self._die()
             self._outside.run(self._on_end, self, status)

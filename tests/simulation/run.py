@@ -116,7 +116,7 @@ def in_virtual_time(
     """What ``main`` returns; the digest of the log and its lines; the turns that the loop took."""
     lasting = random.Random(f"{seed}:threads")
     loop = VirtualLoop(lambda: lasting.uniform(0.0, THREAD_S))
-    handler = RunLog(loop.time, log)
+    handler = RunLog(loop.time, log, loop.unseen_errors.append)
     with ExitStack() as stack:
         stack.enter_context(logging_to(handler))
         stack.enter_context(files_read_once())

@@ -27,6 +27,7 @@ from services.profiler.settings import ProfilerSettings
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.process.service import Service, serve
+from shared.protocol.services import STANDBY
 from shared.text.model_folder import tokenizer_digest
 from shared.text.tokenizer import Tokenizer
 from tests.simulation.engine import VirtualEngine, VirtualThreads
@@ -55,13 +56,16 @@ def main_of(machine: Machine, name: str, process: Process, clock: Clock) -> Main
 
     def make(bus: Bus) -> Service:
         service = MAKERS[kind](machine, name, process, clock)(bus)
-        start = service.start
+        start, has_started = service.start, False
 
         async def start_and_tell() -> None:
+            nonlocal has_started
             await start()
+            has_started = True
             process.on_started()
 
         service.start = start_and_tell  # type: ignore[method-assign]
+        process.is_at_it = lambda: has_started and not service.name.endswith(STANDBY)
         return service
 
     async def main() -> None:

@@ -44,12 +44,12 @@ class Setup:
     max_waiting_requests: int = 64
     mean_output_tokens: float = 32.0
     sim_time_scale: float = 10.0
-    step_timeout_s: float = 60.0
+    step_timeout_s: float = 60.0  # of an engine that hangs
     pool_mb: int = 8
     latency_model: str = "roofline"
     latency_s: float = 0.0005  # of a message between a process and the bus
     jitter_s: float = 0.0005
-    sync_interval_s: float = 0.0
+    sync_interval_s: float = 0.0  # in which the bus may lose what it has confirmed
 
     @property
     def names(self) -> list[str]:
@@ -89,6 +89,8 @@ def draw_setup(seed: str) -> Setup:
         sim_time_scale=rng.choice((10.0, 20.0, 40.0)),
         latency_s=rng.choice((0.0, 0.0005, 0.02)),
         jitter_s=rng.choice((0.0, 0.001, 0.05)),
+        step_timeout_s=rng.choice((10.0, 60.0)),
+        sync_interval_s=rng.choice((0.0, 0.0, 0.0, 10.0)),
     )
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from services.local.stack.processes.keeper import Backoff
 from services.local.stack.processes.process import GRACE_S
+from shared.errors import EngineLostError
 from tests.checker import history
+from tests.faults.stack.last_words import may_end
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.process import Process, ProcessClock
 from tests.simulation.services import Machine, main_of
@@ -18,8 +20,9 @@ logger = logging.getLogger(__name__)
 
 KILLED, GRACEFUL = -9, 0
 FIRST_PID = 1000
-STARTING_S = 60.0  # that a process may take to be there
 DISTURBED_S = 90.0  # after a fault: that a bus without power is gone, pings tell in a minute
+GATEWAY_S = 20.0  # more than others, for open answers
+HANG = "hang"
 
 
 @dataclass
@@ -66,6 +69,7 @@ class Supervisor:
         kept = self.kept[name]
         if kept.process is not None:
             kept.reason = reason
+            kept.seen.starts[-1].grace_s = None
             kept.process.kill()
             self._ended(kept.process, KILLED)
 
@@ -75,8 +79,10 @@ class Supervisor:
         process = kept.process
         if process is not None:
             kept.reason = reason
+            start, grace_s = kept.seen.starts[-1], GRACE_S + (GATEWAY_S if name.startswith("gateway") else 0.0)
+            if start.told_s is None:
+                start.told_s, start.grace_s = self._loop.time(), grace_s
             process.terminate()
-            grace_s = GRACE_S + (20.0 if name.startswith("gateway") else 0.0)
             self._loop.call_later(grace_s, self._kill_late, kept, process, context=self._context)
 
     def retire(self, name: str, reason: str) -> None:
@@ -109,20 +115,25 @@ class Supervisor:
             return
         start, now_s = kept.seen.starts[-1], self._loop.time()
         start.ended_s, start.status = now_s, status
-        start.reason = kept.reason or self._excuse(kept.name, start, now_s)
+        is_as_told = bool(kept.reason) and status in (KILLED, GRACEFUL)
+        start.reason = kept.reason if is_as_told else self._excuse(process, start)
+        start.words = "" if process.error is None else repr(process.error)
         kept.process = None
         logger.info("process ended", extra={"service": kept.name, "status": status, "reason": start.reason})
         if kept.is_wanted:
             delay_s = kept.backoff.next_delay_s(now_s - start.at_s)
             self._loop.call_later(delay_s, self._start, kept, context=self._context)
 
-    def _excuse(self, name: str, start: history.Start, now_s: float) -> str:
-        """Of one that ended by itself: without a bus nothing starts, and a queue whose lease was taken over ends."""
-        was_starting = start.started_s is None or now_s - start.at_s < STARTING_S
-        may_end = was_starting or name.startswith("offline-queue")
-        since_s = self._loop.time() - DISTURBED_S
-        is_disturbed = any(event.until_s is None or event.until_s >= since_s for event in self._seen.events)
-        return "disturbed" if may_end and is_disturbed else ""
+    def _excuse(self, process: Process, start: history.Start) -> str:
+        """Of one that ended by an error: what was done to it, or to its bus, where that may end it; empty for none."""
+        now_s = self._loop.time()
+        done = (each for each in self._seen.events if each.concerns(process.name))
+        kinds = [each.kind for each in done if each.overlaps(now_s, now_s, DISTURBED_S)]
+        if isinstance(process.error, EngineLostError):
+            return HANG if HANG in kinds else ""
+        is_at_it = start.told_s is None and process.is_at_it()
+        error, is_queue = type(process.error).__name__, process.name.startswith("offline-queue")
+        return kinds[-1] if kinds and may_end(error, is_queue, is_at_it) else ""
 
     def _kill_late(self, kept: Kept, process: Process) -> None:
         if kept.process is process:

@@ -3,28 +3,55 @@
 import asyncio
 from typing import cast
 
+import pytest
+
+from shared.errors import BusError, EngineLostError, LeaseLostError
 from tests.checker.history import Event, History, Start
 from tests.simulation.loop import VirtualLoop
+from tests.simulation.process import Process
 from tests.simulation.run import in_virtual_time
 from tests.simulation.services import Machine
-from tests.simulation.supervisor import STARTING_S as PROCESS_STARTING_S
-from tests.simulation.supervisor import Supervisor
+from tests.simulation.supervisor import DISTURBED_S, Supervisor
 from tests.simulation.world import STARTING_S, was_starting
 
+NOW_S = 600.0
+CUT_OFF, HUNG = (Event(0, kind, "executor-0", NOW_S - 2.0, until_s=NOW_S - 1.0) for kind in ("cut", "hang"))
+LONG_AGO = Event(0, "cut", "executor-0", 1.0, until_s=NOW_S - DISTURBED_S - 1.0)
+NO_BUS = Event(0, "bus-kill", "bus", NOW_S - 1.0)
+OF_ANOTHER = Event(0, "cut", "gateway-0", NOW_S - 1.0)
 
-def test_one_that_has_not_started_may_end_however_long_that_takes_while_there_are_faults() -> None:
-    late_s = 10 * PROCESS_STARTING_S
 
-    async def main() -> list[str]:
-        loop, seen = cast(VirtualLoop, asyncio.get_running_loop()), History()
+@pytest.mark.parametrize(
+    ("name", "error", "is_at_it", "event", "excuse"),
+    [
+        ("executor-0", BusError("away"), False, CUT_OFF, "cut"),
+        ("executor-0", BusError("away"), False, NO_BUS, "bus-kill"),
+        ("executor-0", BusError("away"), False, LONG_AGO, ""),
+        ("executor-0", BusError("away"), False, OF_ANOTHER, ""),
+        ("executor-0", BusError("away"), True, CUT_OFF, ""),
+        ("executor-0", KeyError("a defect"), False, CUT_OFF, ""),
+        ("executor-0", LeaseLostError("taken"), True, CUT_OFF, ""),
+        ("executor-0", EngineLostError("hangs"), True, HUNG, "hang"),
+        ("executor-0", EngineLostError("hangs"), True, CUT_OFF, ""),
+        ("executor-0", None, True, CUT_OFF, ""),
+        ("offline-queue", LeaseLostError("taken"), True, NO_BUS, "bus-kill"),
+        ("offline-queue", LeaseLostError("taken"), True, OF_ANOTHER, ""),
+        ("offline-queue", BusError("away"), True, NO_BUS, ""),
+        ("offline-queue", KeyError("a defect"), True, NO_BUS, ""),
+    ],
+)
+def test_who_ends_by_itself_is_excused_by_what_was_done_to_it(
+    name: str, error: BaseException | None, is_at_it: bool, event: Event, excuse: str
+) -> None:
+    async def main() -> str:
+        loop, seen = cast(VirtualLoop, asyncio.get_running_loop()), History(events=[event])
         supervisor = Supervisor(loop, cast(Machine, None), seen)
-        await asyncio.sleep(late_s)
-        never, early = Start(0.0, 1), Start(0.0, 2, started_s=5.0)
-        undisturbed = supervisor._excuse("executor-0", never, late_s)
-        seen.events.append(Event(0, "cut", "executor-0", late_s - 1.0, until_s=late_s))
-        return [undisturbed, *(supervisor._excuse("executor-0", each, late_s) for each in (never, early))]
+        process = Process(loop, name, 1, lambda process, status: None)
+        process.error, process.is_at_it = error, lambda: is_at_it
+        await asyncio.sleep(NOW_S)
+        return supervisor._excuse(process, Start(0.0, 1))
 
-    assert in_virtual_time("1", main)[0] == ["", "disturbed", ""]
+    assert in_virtual_time("1", main)[0] == excuse
 
 
 def test_a_gateway_that_has_not_started_does_not_listen() -> None:

@@ -4,7 +4,9 @@ import io
 
 import pytest
 
-from tests.simulation.run import Order, Outcome, simulate
+from tests.simulation.run import Order, Outcome, faults_of, simulate
+from tests.simulation.setup import draw_setup
+from tests.simulation.traffic import BUSY
 
 SECONDS = 1 / 3600.0
 
@@ -28,6 +30,19 @@ def test_nothing_is_broken_under_faults(seed: int) -> None:
     assert not outcome.violations
     assert outcome.summary.events.total() == len(outcome.faults) > 0
     assert outcome.summary.streams["done"] > 0
+
+
+def test_a_hang_reaches_the_watchdog() -> None:
+    """Of a stack whose steps may take ten seconds, in which the engine hangs for longer."""
+    orders = (Order(seed, 240 * SECONDS, kinds=("hang",), traffic=BUSY) for seed in range(100))
+    outcome = simulate(next(order for order in orders if _hangs_for_long(order)))
+    assert not outcome.violations
+    assert outcome.summary.ends["hang"] > 0
+
+
+def _hangs_for_long(order: Order) -> bool:
+    step_timeout_s = draw_setup(str(order.seed)).step_timeout_s
+    return any(fault.lasts_s >= 3.0 * step_timeout_s for fault in faults_of(order))
 
 
 @pytest.mark.slow

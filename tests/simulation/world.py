@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 WELL_S = 300.0  # until which all has to be well after the last fault
 LOOK_S = 2.0
-DRAINS_S = 35.0  # a gateway that is told to end, which says so to its clients
 STARTING_S = 15.0  # until which a gateway that was started again may not listen
 CALM_STREAMS = 2  # of each kind, at each gateway
 GOOD_HEALTH = ("ok", "waits: pid")  # how it begins
@@ -70,7 +69,7 @@ class World:
         machine = Machine(setup, self.nats, model_path, folder, self.network)
         self.supervisor = Supervisor(loop, machine, self.history)
         self.takers: Counter[str] = Counter()  # of requests that moved, executors
-        self.limits = Limits()
+        self.limits = Limits(late_s=0.0)  # computing takes no time
         self._pace = pace
         self._traffic = traffic
         self._nemesis = Nemesis(self)
@@ -179,9 +178,7 @@ class World:
         self.history.left_over = await left_over(cast(Any, self), clients)
         for server in self.gateways:
             await files.list_all(clients, server)
-        for file in self.history.files:
-            if file.file_id in load.contents:
-                await files.read(clients, file, load.contents[str(file.file_id)])
+        await files.read_everywhere(clients, load.contents)
         await asyncio.sleep(max(0.0, self.history.calm_s + self.limits.key_settles_s - self.now()))
         for key in self.history.keys:
             if key.name in load.keys:
@@ -193,14 +190,14 @@ class World:
         for stream in history.streams:
             until_s = history.over_s if stream.ended_s is None else stream.ended_s
             stream.excuse = self._excuse(stream.server, stream.sent_s, until_s)
-        unseen = [Violation("every error is handled", error, error) for error in self._loop.unseen_errors]
-        return violations(history, self.limits) + unseen
+        history.unforeseen += self._loop.unseen_errors
+        return violations(history, self.limits)
 
     def _excuse(self, server: str, from_s: float, until_s: float) -> str:
         """Why an answer of that gateway may not have come to its end in that time; empty for none."""
         starts = next(each.starts for each in self.history.processes if each.name == server)
         lived = [start for start in starts if start.at_s <= from_s]
-        if not lived or (lived[-1].ended_s is not None and lived[-1].ended_s <= until_s + DRAINS_S):
+        if not lived or any(each is not None and each <= until_s for each in (lived[-1].told_s, lived[-1].ended_s)):
             return "its gateway died"
         return "its gateway was starting" if len(lived) > 1 and was_starting(lived[-1], from_s) else ""
 

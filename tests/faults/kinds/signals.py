@@ -41,8 +41,7 @@ class Terminated(_OfAProcess):
         member = stack.members[planned.target]
         if not member.is_running():
             return NOT_THERE
-        member.ending(self.name)
-        member.signal(signal.SIGTERM)
+        member.terminate(self.name)
         return ""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tests.checker.batches import FINAL
-from tests.checker.history import Batch, BatchState, File, Line, LineEnd
+from tests.checker.history import Batch, BatchState, File, Line, LineEnd, Tokens
 from tests.faults.load.client import Clients
 from tests.faults.load.questions import CHAT, COMPLETIONS, Question, Questions
 
@@ -122,7 +122,7 @@ async def upload(clients: Clients, name: str, content: bytes) -> File:
     clients.history.files.append(file)
     answer = await clients.ask("POST", "/v1/files", files={"file": (name, content)}, data={"purpose": "batch"})
     if answer is not None and answer.status_code == httpx.codes.OK:
-        file.stored, file.file_id = True, answer.json()["id"]
+        file.stored, file.stored_s, file.file_id = True, clients.now(), answer.json()["id"]
     return file
 
 
@@ -130,7 +130,7 @@ async def delete(clients: Clients, file: File) -> None:
     file.delete_sent_s = clients.now()
     answer = await clients.ask_until("DELETE", f"/v1/files/{file.file_id}")
     if answer is not None and answer.status_code in (httpx.codes.OK, httpx.codes.NOT_FOUND):
-        file.deleted = True  # 404: an earlier attempt, whose answer was lost, has done it
+        file.deleted, file.deleted_s = True, clients.now()  # 404: by an earlier attempt, whose answer was lost
 
 
 async def _create(clients: Clients, batch: Batch, endpoint: str, file_id: str) -> None:
@@ -168,6 +168,9 @@ def _note(batch: Batch, now_s: float, seen: dict[str, Any]) -> None:
     state = BatchState(now_s, seen["status"], counts["total"], counts["completed"], counts["failed"])
     if not batch.states or (batch.states[-1].status, batch.states[-1].completed) != (state.status, state.completed):
         batch.states.append(state)
+    if usage := seen.get("usage"):
+        num_cached = usage["input_tokens_details"]["cached_tokens"]
+        batch.tokens = Tokens(usage["input_tokens"], num_cached, usage["output_tokens"], usage["total_tokens"])
 
 
 async def _read(clients: Clients, batch: Batch) -> None:

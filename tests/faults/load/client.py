@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 
-from tests.checker.history import History
+from tests.checker.history import History, ServerError
+from tests.faults.load.questions import CHAT, COMPLETIONS
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # made once: httpx reads all certificates for each client otherwise
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 AGAIN_S = 0.5
 TRIED_S = 120.0
-BUSY = frozenset({429, 500, 502, 503})  # it may be tried again
+BUSY = frozenset({429, 500, 502, 503})  # it is tried again
+SERVER_ERROR, UNAVAILABLE = 500, 503
 
 
 class Clients:
@@ -37,17 +39,33 @@ class Clients:
     async def http(self, server: str, limits: httpx.Timeout = TIMEOUT) -> AsyncIterator[httpx.AsyncClient]:
         """A connection of one's own."""
         async with httpx.AsyncClient(
-            base_url=self.urls[server], headers=self._headers, timeout=limits, verify=NO_TLS, trust_env=False
+            base_url=self.urls[server],
+            headers=self._headers,
+            timeout=limits,
+            verify=NO_TLS,
+            trust_env=False,
+            event_hooks=self.hooks(server),
         ) as client:
             yield client
+
+    def hooks(self, server: str) -> dict[str, list[Callable[[httpx.Response], Awaitable[None]]]]:
+        """httpx's, by which errors of the server are written down. How a stream ends is, in any case."""
+
+        async def note(answer: httpx.Response) -> None:
+            asked, status = answer.request, answer.status_code
+            if status >= SERVER_ERROR and status != UNAVAILABLE and asked.url.path not in (COMPLETIONS, CHAT):
+                error = ServerError(self.now(), server, f"{asked.method} {asked.url.path}", status)
+                self.history.server_errors.append(error)
+
+        return {"response": [note]}
 
     def server(self) -> str:
         """One of the gateways."""
         return self.rng.choice([*self.urls])
 
-    async def ask(self, method: str, path: str, **request: Any) -> httpx.Response | None:
-        """Once, at any gateway; None where no answer came."""
-        async with self.http(self.server()) as client:
+    async def ask(self, method: str, path: str, server: str = "", **request: Any) -> httpx.Response | None:
+        """Once, at any gateway where no ``server`` is named; None where no answer came."""
+        async with self.http(server or self.server()) as client:
             try:
                 return await client.request(method, path, **request)
             except httpx.HTTPError:

@@ -44,13 +44,22 @@ async def _use(clients: Clients, file: File, content: bytes, contents: dict[str,
         contents[file.file_id] = content
 
 
-async def read(clients: Clients, file: File, content: bytes) -> None:
+async def read(clients: Clients, file: File, content: bytes, server: str = "") -> None:
+    """At this gateway, or any."""
     at_s = clients.now()
-    answer = await clients.ask("GET", f"/v1/files/{file.file_id}/content")
+    answer = await clients.ask("GET", f"/v1/files/{file.file_id}/content", server)
     if answer is None:
-        file.reads.append(Read(at_s, None))
+        file.reads.append(Read(at_s, None, server=server))
     else:
-        file.reads.append(Read(at_s, answer.status_code, answer.content == content))
+        file.reads.append(Read(at_s, answer.status_code, answer.content == content, server))
+
+
+async def read_everywhere(clients: Clients, contents: dict[str, bytes]) -> None:
+    """At each gateway, those that are to be there, with these ``contents`` by their ids, and those that are not."""
+    for server in clients.urls:
+        for file in clients.history.files:
+            if file.file_id in contents or file.deleted:
+                await read(clients, file, contents.get(str(file.file_id), b""), server)
 
 
 async def break_off(clients: Clients, name: str, content: bytes) -> None:
@@ -89,5 +98,4 @@ async def list_all(clients: Clients, server: str) -> None:
             if not page["has_more"]:
                 break
     for file in clients.history.files:
-        is_there = file.name in names
-        file.listed = is_there if file.listed is None else file.listed and is_there
+        file.listed[server] = file.name in names

@@ -34,6 +34,7 @@ async def be_client(clients: Clients, connect: Connect, name: str, known: dict[s
 
 
 async def _make(clients: Clients, connect: Connect, key: Key, known: dict[str, str]) -> None:
+    key.make_sent_s = clients.now()
     try:
         async with connect() as bus:
             known[key.name] = await (await Keys.on(bus)).create(key.name)

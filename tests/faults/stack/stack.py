@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import random
 import shutil
@@ -30,6 +29,7 @@ from shared.scheduling.strategy import Strategy
 from shared.text.tool_format import ToolFormat
 from tests.checker.history import Event, History, Process
 from tests.faults.clock import sitecustomize as clock
+from tests.faults.stack.gaps import gaps_of, in_all
 from tests.faults.stack.hosts import KV_BY_DATA, Hosts
 from tests.faults.stack.link import Link
 from tests.faults.stack.member import Member
@@ -43,8 +43,8 @@ DRAIN_S = 5.0
 LOOK_S = 2.0  # between looks at the processes' memory
 FELT_S = 25.0  # for which a disturbance of the bus is felt by who starts
 SEEN_S = 1.0  # by which an end may be seen later than a broken connection
-LISTENS_S = 60.0  # in which one that starts begins to listen, beside much else
-BUS_KINDS = frozenset({"power cut", "full disk"})
+LISTENS_S = 60.0  # in which one that starts begins to listen, beside much else, where it has not said when it did
+AWAY_S = 115.0  # without executors, after which a stream may end with an error; a gateway waits for two minutes
 TORCH: dict[str, Any] = {"threads": 1, "kv_blocks": 600}
 
 
@@ -107,7 +107,7 @@ class Stack:
 
     async def forget(self, name: str) -> None:
         """An executor that was added."""
-        self.members.pop(name)
+        self.history.unforeseen += self.members.pop(name).take_tracebacks()
         await self.links.pop(name).close()
 
     def upgraded(self, name: str) -> Command:
@@ -121,11 +121,13 @@ class Stack:
 
     def excuse(self, server: str, from_s: float, to_s: float, was_connected: bool) -> str:
         """Why an answer of this gateway may have broken off: it was not there, or nobody could give it."""
-        gaps = _gaps(self.members[server].record, 0.0 if was_connected else LISTENS_S)
-        if _lies_in(gaps, from_s, to_s):
+        gaps = gaps_of(self.members[server].record, 0.0 if was_connected else LISTENS_S)
+        if any(gap_from_s - SEEN_S <= to_s and from_s <= gap_to_s for gap_from_s, gap_to_s in gaps):
             return f"{server} ended"
-        records = [member.record for name, member in self.members.items() if name.startswith("executor")]
-        return "no executor lived" if all(_lies_in(_gaps(record), from_s, to_s) for record in records) else ""
+        executors = [process for process in self.history.processes if process.name.startswith("executor")]
+        nobody = in_all([gaps_of(process, LISTENS_S) for process in executors])
+        away_s = max((min(to_s, until_s) - max(from_s, since_s) for since_s, until_s in nobody), default=0.0)
+        return "no executor lived" if away_s >= AWAY_S else ""
 
     async def _start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -216,8 +218,7 @@ class Stack:
         """What may keep a process from the bus now, or did so a moment ago."""
         now_s = self.now()
         for event in self.history.events:
-            concerns = event.target in (name, NATS) or event.kind in BUS_KINDS
-            if concerns and event.overlaps(now_s, now_s, FELT_S):
+            if event.concerns(name) and event.overlaps(now_s, now_s, FELT_S):
                 return f"{event.kind} of {event.target}"
         return ""
 
@@ -248,16 +249,3 @@ class Stack:
         """At once, and nats-server last."""
         for member in reversed(self.members.values()):
             await member.take_away("the end")
-
-
-def _gaps(record: Process, starts_s: float = 0.0) -> list[tuple[float, float]]:
-    """When it was not there, with the ``starts_s`` that it takes to begin."""
-    begins = [start.at_s + starts_s for start in record.starts[1:]] + [math.inf]
-    ends = [start.ended_s if start.told_s is None else start.told_s for start in record.starts]
-    gaps = [(end, begin) for end, begin in zip(ends, begins, strict=True) if end is not None]
-    return [(record.starts[0].at_s, record.starts[0].at_s + starts_s), *gaps]
-
-
-def _lies_in(gaps: list[tuple[float, float]], from_s: float, to_s: float) -> bool:
-    """Whether that time touches one of them, or ended as it was about to begin."""
-    return any(gap_from_s - SEEN_S <= to_s and from_s <= gap_to_s for gap_from_s, gap_to_s in gaps)
