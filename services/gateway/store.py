@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import secrets
 from abc import abstractmethod
@@ -12,13 +11,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
 from typing import BinaryIO, ClassVar, Generic, TypeVar
 
 from msgspec.structs import replace
 
+from services.gateway.batch_keys import BatchKeys, earlier_ids, place_of
 from services.gateway.tenants import Tenant
-from shared.bus import Bucket, Objects
+from shared.bus import NEVER_WRITTEN, Bucket, Objects
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
@@ -137,37 +136,48 @@ class BatchStore(RecordStore[BatchRecord]):
     """The offline-queue, which carries batches to their end, writes them too: every change is a compare-and-set."""
 
     noun = "batch"
+    keys: BatchKeys
 
     async def create(self, record: BatchRecord, key: str | None, admit: Admit = _admit_all) -> BatchRecord:
         """The batch as it is now: a new one, or that which its owner has made with this idempotency key before. A new
-        one, with its id, is written within ``admit``. Raises what that raises, RequestError where the key was used for
-        another batch, and BusError; then a new batch is withdrawn."""
+        one of a key has an id of its own, whatever the record's; it is written within ``admit``, which is told it.
+        Raises what that raises, RequestError where the key was used for another batch, and BusError; then a new batch
+        is withdrawn."""
         record = replace(record, claim=secrets.token_hex(8))
-        while True:
-            if key is not None:
-                record, found = await self._place_of(record, key)
-                if found is not None:
-                    return found
+        if key is None:
             async with admit(record):
-                if await self._write(record):
-                    return record
-            found = await self.records.edit(record.id, partial(_confirmed, record))
-            if _is_answer(found, record):
-                return found
+                if not await self._write(record):
+                    raise ConflictError(record.id)
+            return record
+        place = place_of(_key_owner(record), key)
+        while True:
+            record = _with_id(record, await self.keys.claim(place))
+            made = await self._made(record, admit)
+            if made is not None:
+                return made
+            await self.keys.free(place, record.id)
 
     async def repeated(self, asked: BatchRecord, key: str) -> BatchRecord | None:
         """What its owner has made with this idempotency key before, whatever has changed since; None where there is
         nothing. Raises RequestError where the key was used for another batch, and BusError."""
-        return (await self._place_of(asked, key))[1]
-
-    async def _place_of(self, record: BatchRecord, key: str) -> tuple[BatchRecord, BatchRecord | None]:
-        """The batch under the id that the key gives it now, and what is there already."""
-        for attempt in itertools.count():
-            record = replace(record, id=_id_of_key(record.owner or record.client_id, key, attempt))
+        owner = _key_owner(asked)
+        batch_id = await self.keys.batch_of(place_of(owner, key))
+        for id in earlier_ids(owner, key) if batch_id is None else (batch_id,):
+            record = replace(asked, id=id)
             found = await self._made_before(record)
             if found is None or _is_answer(found, record):
-                break
-        return record, found
+                return found
+        return None
+
+    async def _made(self, record: BatchRecord, admit: Admit) -> BatchRecord | None:
+        """The batch that has this id by now; None where it is gone, or withdrawn."""
+        found = await self._made_before(record)
+        if found is None:
+            async with admit(record):
+                if await self._write(record):
+                    return record
+            found = await self._made_before(record)
+        return found if found is not None and _is_answer(found, record) else None
 
     async def _made_before(self, record: BatchRecord) -> BatchRecord | None:
         """The batch in its place, which a repetition has confirmed now; None where there is none."""
@@ -177,9 +187,10 @@ class BatchStore(RecordStore[BatchRecord]):
             return None
 
     async def _write(self, record: BatchRecord) -> bool:
-        """False where another one has come to its place. Raises BusError."""
+        """False where another one has come to its place, be it gone again: files of its may be left. Raises
+        BusError."""
         try:
-            await self.records.create(record.id, record)
+            await self.records.update(record.id, record, NEVER_WRITTEN)
         except ConflictError:
             return False
         except BusError:
@@ -271,6 +282,11 @@ def _confirmed(asked: BatchRecord, found: BatchRecord) -> BatchRecord:
     return replace(found, claim="")
 
 
-def _id_of_key(owner: str, key: str, attempt: int) -> str:
-    """The same for each repetition. ``attempt``: how many batches of the key were withdrawn, or another's."""
-    return f"batch_{blake2b(f'{attempt} {owner} {key}'.encode(), digest_size=16).hexdigest()}"
+def _key_owner(record: BatchRecord) -> str:
+    """Whose an idempotency key is that comes with it."""
+    return record.owner or record.client_id
+
+
+def _with_id(record: BatchRecord, id: str) -> BatchRecord:
+    """With the time of creation that is in the id, as that of every batch."""
+    return replace(record, id=id, created_at=created_s_of(id) or record.created_at)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import nats.js.errors
 from nats.js.api import KeyValueConfig, ObjectStoreConfig
 
-from shared.bus.buckets import Bucket, Entry
+from shared.bus.buckets import NEVER_WRITTEN, Bucket, Entry
 from shared.bus.connection import failing_as
 from shared.bus.live import LiveMessages, Subscription
 from shared.bus.objects import GrowingObject, Objects
@@ -20,7 +20,7 @@ from shared.bus.streams import Stored, Streams
 from shared.cancellation import check_cancelled
 from shared.protocol import subjects
 
-__all__ = ["Bucket", "Bus", "Entry", "GrowingObject", "Objects", "Stored", "Subscription"]
+__all__ = ["NEVER_WRITTEN", "Bucket", "Bus", "Entry", "GrowingObject", "Objects", "Stored", "Subscription"]
 
 T = TypeVar("T")
 

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WRONG_LAST_SEQUENCE = 10071  # JetStream: compare-and-set lost, or the key exists
+NEVER_WRITTEN = 0  # the revision of a key that has had no value, nor a deletion that is not forgotten
 OPERATION_HEADER = "KV-Operation"  # what is not a put says so here
 
 

@@ -20,6 +20,7 @@ RESULTS_STREAM = "SLACKWATER_RESULTS"
 EXECUTORS_BUCKET = "slackwater_executors"  # executor id -> ExecutorInfo
 LEASES_BUCKET = "slackwater_leases"  # what one process may be at a time -> LeaseHolder
 BATCHES_BUCKET = "slackwater_batches"  # batch id -> BatchRecord
+BATCH_KEYS_BUCKET = "slackwater_batch_keys"  # hash of an owner and its Idempotency-Key -> BatchKey
 FILES_BUCKET = "slackwater_files"  # file id -> FileObject
 LATENCY_MODELS_BUCKET = "slackwater_latency_models"  # profile key -> LatencyModelRecord
 API_KEYS_BUCKET = "slackwater_api_keys"  # name -> ApiKeyRecord
@@ -37,6 +38,7 @@ BUCKETS = (
     EXECUTORS_BUCKET,
     LEASES_BUCKET,
     BATCHES_BUCKET,
+    BATCH_KEYS_BUCKET,
     FILES_BUCKET,
     LATENCY_MODELS_BUCKET,
     API_KEYS_BUCKET,

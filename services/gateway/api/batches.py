@@ -16,6 +16,7 @@ from services.gateway.api.context import Context, context_of
 from services.gateway.api.intake import caller_of, check_budget, sender_of, served_for, take_request, tenant_of
 from services.gateway.batch_model import model_of_first_line
 from services.gateway.http.bodies import Anchor, ExpirySeconds
+from services.gateway.http.errors import Refusal
 from services.gateway.http.operation import JsonResponse, answers, json_of
 from services.gateway.models import GatewayModel
 from services.gateway.store import page
@@ -83,11 +84,12 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
     key = idempotency_key or None
     found = None if key is None else await context.batches.repeated(asked, key)
     if found is None:
-        await context.models.check_offline()
-        model, adapter = await _model_of(context, await _checked_input(context, fields, tenant))
-        _check_key(request, fields.endpoint, model, adapter)
-        record = msgspec.structs.replace(asked, model_name=model.name, adapter=adapter)
-        found = await context.batches.create(record, key, partial(context.quotas.opening, caller_of(request).key))
+        try:
+            found = await _new_batch(request, fields, asked, key)
+        except (RequestError, Refusal):  # a repetition beside this one may have made it by now, and used the room
+            found = None if key is None else await context.batches.repeated(asked, key)
+            if found is None:
+                raise
     return JsonResponse(shown(found))
 
 
@@ -129,6 +131,16 @@ async def delete_batch(request: Request, batch_id: str, files: bool = False) -> 
 def shown(record: BatchRecord) -> Batch:
     """What clients see of it."""
     return msgspec.convert(record, Batch, from_attributes=True)
+
+
+async def _new_batch(request: Request, fields: CreateBatch, asked: BatchRecord, key: str | None) -> BatchRecord:
+    """Where nothing is in its way. Raises RequestError, Refusal and BusError."""
+    context = context_of(request)
+    await context.models.check_offline()
+    model, adapter = await _model_of(context, await _checked_input(context, fields, tenant_of(request)))
+    _check_key(request, fields.endpoint, model, adapter)
+    record = msgspec.structs.replace(asked, model_name=model.name, adapter=adapter)
+    return await context.batches.create(record, key, partial(context.quotas.opening, caller_of(request).key))
 
 
 def _check_key(request: Request, endpoint: str, model: GatewayModel, adapter: str) -> None:

@@ -8,6 +8,7 @@ from fastapi import Request
 
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.quotas import Quotas
+from services.gateway.batch_keys import BatchKeys
 from services.gateway.bus_lag import BusLag
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.http.answers import HttpMetrics
@@ -25,7 +26,7 @@ from shared.clock import Clock
 from shared.process.telemetry import Telemetry
 from shared.process.tracing import Tracing
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.batches import BatchKey, BatchRecord, FileRecord
 from shared.protocol.responses import StoredResponse
 from shared.watch.tuning import Tuning
 from shared.watch.usage_ledger import UsageLedger
@@ -81,7 +82,8 @@ class Context:
     async def open(cls, bus: Bus, settings: GatewaySettings, clock: Clock) -> Context:
         """Raises BusError and ModelError."""
         files = FileStore(await bus.bucket(subjects.FILES_BUCKET, FileRecord), clock, await bus.objects())
-        batches = BatchStore(await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord), clock)
+        keys = BatchKeys(await bus.bucket(subjects.BATCH_KEYS_BUCKET, BatchKey), clock)
+        batches = BatchStore(await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord), clock, keys)
         responses, max_age_s = ResponseStore(None), settings.response_days * 24 * 3600
         if max_age_s:
             bucket = await bus.bucket(subjects.RESPONSES_BUCKET, StoredResponse, max_age_s)

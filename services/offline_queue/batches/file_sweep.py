@@ -1,6 +1,7 @@
 """Files that have expired, what nobody can reach any more in the object store, and records that nobody asks for."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.tools import BatchTools
 from shared.cancellation import check_cancelled, wait_set
 from shared.clock import Deadline
-from shared.errors import BusError, NotFoundOnBusError
+from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.protocol.batches import BatchRecord, FileRecord
 from shared.watch.stack_watch import ended_at
 
@@ -31,6 +32,7 @@ class FileSweep:
         """``is_being_read``: a batch that is still to be read in needs this file (by id); it stays until then.
         ``keep_batches_s``: so long the record of a batch is kept after its end; 0 is for ever."""
         self._batches, self._files, self._objects = tools.batches, tools.files, tools.objects
+        self._batch_keys = tools.batch_keys
         self._clock = tools.clock
         self._is_being_read = is_being_read
         self._keep_batches_s = keep_batches_s
@@ -55,16 +57,28 @@ class FileSweep:
         return len(orphans) + await self._objects.sweep(before_s)
 
     async def forget_old(self) -> int:
-        """Records of batches that ended long ago or that no client sees, and that keys of records were deleted; how
-        many. Raises BusError."""
+        """Records of batches that ended long ago or that no client sees, Idempotency-Keys of batches that are gone, and
+        that keys of records were deleted; how many. Raises BusError."""
         now_s, num_forgotten = self._clock.unix_s(), 0
         for entry in await self._batches.entries():
             if (record := entry.value) is not None and record.cleared and self._is_unwanted(record, now_s):
                 await self._batches.delete(entry.key)
                 num_forgotten += 1
-        for bucket in (self._files, self._batches):
+        num_forgotten += await self._free_keys(now_s - ORPHAN_AGE_S)
+        for bucket in (self._files, self._batches, self._batch_keys):
             num_forgotten += await bucket.forget_deleted(now_s - FORGET_AGE_S)
         return num_forgotten
+
+    async def _free_keys(self, before_s: float) -> int:
+        """Of batches that are gone, or never came to be; how many. It comes before their deletions are forgotten: until
+        then no batch is written under such an id again."""
+        old = [entry for entry in await self._batch_keys.entries() if entry.value and entry.value.created_at < before_s]
+        there = await self._batches.keys() if old else set()
+        unused = [entry for entry in old if entry.value and entry.value.batch_id not in there]
+        for entry in unused:
+            with contextlib.suppress(ConflictError):
+                await self._batch_keys.delete(entry.key, entry.revision)
+        return len(unused)
 
     def _is_unwanted(self, record: BatchRecord, now_s: float) -> bool:
         age_s = now_s - ended_at(record)

@@ -21,7 +21,7 @@ from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import OPEN_STATUSES, BatchRecord, FileRecord
+from shared.protocol.batches import OPEN_STATUSES, BatchKey, BatchRecord, FileRecord
 from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.share import Share
@@ -83,6 +83,7 @@ class BatchManager:
         await self._bus.ensure_streams()
         self.tools = self._make_tools(
             batches=await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
+            batch_keys=await self._bus.bucket(subjects.BATCH_KEYS_BUCKET, BatchKey),
             files=await self._bus.bucket(subjects.FILES_BUCKET, FileRecord),
             objects=await self._bus.objects(),
         )

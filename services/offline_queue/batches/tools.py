@@ -10,7 +10,7 @@ from shared.bus import Bucket, Bus, Objects
 from shared.clock import Clock
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.batches import BatchKey, BatchRecord, FileRecord
 from shared.protocol.subjects import ModelSubjects
 from shared.replica.offline_pool import OfflinePool
 from shared.text.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ class BatchTools:
     queued_tokens: Callable[[str], int]  # of all open batches of an owner
     max_failures: int  # of one request, before it is given up
     batches: Bucket[BatchRecord]
+    batch_keys: Bucket[BatchKey]
     files: Bucket[FileRecord]
     objects: Objects
     spending: BatchSpending

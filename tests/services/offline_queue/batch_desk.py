@@ -19,7 +19,7 @@ from shared.clock import Clock
 from shared.openai.completions.requests import CHAT
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject
+from shared.protocol.batches import BatchKey, BatchRecord, FileObject
 from shared.protocol.offline import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
@@ -129,6 +129,7 @@ class Desk:
     url: str
     bus: Bus
     batches: Bucket[BatchRecord]
+    batch_keys: Bucket[BatchKey]
     files: Bucket[FileObject]
     objects: Objects
     clock: Clock
@@ -140,6 +141,7 @@ class Desk:
             url,
             bus,
             await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
+            await bus.bucket(subjects.BATCH_KEYS_BUCKET, BatchKey),
             await bus.bucket(subjects.FILES_BUCKET, FileObject),
             await bus.objects(),
             clock or ManualClock(),

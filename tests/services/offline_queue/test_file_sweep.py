@@ -15,7 +15,7 @@ from services.offline_queue.batches.lines import lines_object
 from shared.bus import Bus
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
-from shared.protocol.batches import WITHDRAWN, FileObject
+from shared.protocol.batches import WITHDRAWN, BatchKey, FileObject
 from tests.services.offline_queue.batch_desk import TIMEOUT_S, Desk, ManualClock, chat_line
 
 CHUNK_BYTES = 128 * 1024  # of nats-py
@@ -203,3 +203,20 @@ async def test_batches_that_ended_long_ago_and_deletions_are_forgotten(desk: Des
     for bucket, keys in ((desk.batches, {running, new}), (desk.files, {"file-2", "file-3"})):
         assert await desk.bus.subjects(bucket._stream, ">") == {bucket._prefix + key for key in keys}
         assert await bucket.keys() == keys
+
+
+async def test_keys_of_batches_that_are_gone_are_freed_and_forgotten(desk: Desk, clock: ManualClock) -> None:
+    """Before their batches' deletions are, so that no batch is written in the place of an earlier one."""
+    there, gone = [await desk.submit([chat_line("a")]) for _ in range(2)]
+    for name, batch_id in (("there", there), ("gone", gone), ("never", "batch_never")):
+        await desk.batch_keys.create(name, BatchKey(batch_id, int(clock.now_s)))
+    await desk.batches.delete(gone)
+    sweep = FileSweep(desk, lambda file_id: False)
+    assert await sweep.forget_old() == 0  # a creation may be at work
+    clock.now_s += ORPHAN_AGE_S + 60
+    await desk.batch_keys.create("new", BatchKey("batch_new", int(clock.now_s)))
+    assert await sweep.forget_old() == 2
+    assert await desk.batch_keys.keys() == {"there", "new"}
+    clock.now_s += FORGET_AGE_S + 60
+    assert await sweep.forget_old() == 5  # the key "new", the deletions of three keys and of a batch
+    assert await desk.bus.subjects(desk.batch_keys._stream, ">") == {f"{desk.batch_keys._prefix}there"}
