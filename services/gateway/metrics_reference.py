@@ -23,11 +23,12 @@ VLLM = """\
 ## vLLM's names
 
 The same under the names, labels and buckets of vLLM 0.32, so that boards made for it work as they are: `model_name` is
-the name that clients use, `engine` the executor's id. Requests and latencies are those of online and flex requests,
-seen at the gateway, each choice of `n` for itself; tokens, cache and queues are those of the executors, lines of
-batches too. vLLM's other series have no equivalent: a gateway does not see when a request leaves its executor's queue
-(`vllm:request_queue_time_seconds`, `vllm:request_prefill_time_seconds`, `vllm:request_inference_time_seconds`), and
-there is no speculation or multi-modal cache to tell of. Which LoRA adapters there are `/v1/models` says.
+the name that clients use for the model, with any of its LoRA adapters too, `engine` the executor's id. Requests and
+latencies are those of online and flex requests, seen at the gateway, each choice of `n` for itself; tokens, cache and
+queues are those of the executors, lines of batches too. vLLM's other series have no equivalent: a gateway does not see
+when a request leaves its executor's queue (`vllm:request_queue_time_seconds`, `vllm:request_prefill_time_seconds`,
+`vllm:request_inference_time_seconds`), and there is no speculation or multi-modal cache to tell of. Which LoRA
+adapters there are `/v1/models` says.
 """
 ANY_CONTEXT = 1_000_000_000
 TOKENS = "1, 2, 5, 10 and so on, up to the model's context"

@@ -3,7 +3,9 @@ vLLM's with adapters made on the spot."""
 
 import json
 import os
+import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,9 +188,18 @@ def test_keys_and_usage_tell_them_apart(stack: LocalStack) -> None:
     wait_until(lambda: used() == {"sql": 2}, lambda: str(used()))
 
 
-def test_metrics_name_them(stack: LocalStack, client: openai.OpenAI) -> None:
+def test_boards_of_vllm_show_their_requests_as_their_model_s(stack: LocalStack, client: openai.OpenAI) -> None:
+    def num_timed() -> Counter[str]:
+        text, counts = httpx.get(f"{stack.url}/metrics").text, Counter[str]()
+        for name, count in re.findall(
+            r'vllm:e2e_request_latency_seconds_count\{.*model_name="([^"]+)".*\} (\S+)', text
+        ):
+            counts[name] += int(float(count))
+        return counts
+
+    before = num_timed()
     text_of(client, "org/chat")
-    assert 'model_name="org/chat"' in httpx.get(f"{stack.url}/metrics").text
+    assert num_timed() == before + Counter(["base"])
 
 
 def test_what_cannot_be_is_refused_before_anything_starts(stack: LocalStack, tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ class Context:
         self.bus_lag = BusLag(bus, clock, meter)
         self.tuning = Tuning(bus, on_change=lambda: None)
         self.tracing = Tracing(settings.trace_endpoint, "gateway", gateway_id, settings.trace_share)
-        vllm = VllmRequests(self.telemetry.registry, max(each.served.max_model_len for each in prepared))
+        models = {name: each.served.name for each in prepared for name in each.served.names}
+        vllm = VllmRequests(self.telemetry.registry, max(each.served.max_model_len for each in prepared), models)
         online, flex = (GenerationMetrics(meter, vllm, self.http_metrics.keys, kind) for kind in KINDS)
         around = Surroundings(
             bus, settings, clock, self.tuning, self.tracing, online, flex, lambda: self.models.num_live()

@@ -2,7 +2,7 @@
 boards made for vLLM show them. Online and flex requests, each choice of ``n`` one; lines of batches do not come through
 a gateway."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -73,8 +73,10 @@ class _Engine:
 class VllmRequests:
     """Latencies are those at the gateway; times and sizes of a whole request are of those that were answered whole."""
 
-    def __init__(self, registry: CollectorRegistry, max_model_len: int) -> None:
-        """``max_model_len``: the longest context of all models, in tokens."""
+    def __init__(self, registry: CollectorRegistry, max_model_len: int, models: Mapping[str, str]) -> None:
+        """``max_model_len``: the longest context of all models, in tokens; ``models``: by the name of a model, or of an
+        adapter, that of the model which its engines are of: vLLM has no other in its labels."""
+        self._models = models
         series = histograms(max_model_len)
         self._histograms = {
             name: Histogram(each.name, each.meaning, LABELS, registry=registry, buckets=each.buckets)
@@ -124,7 +126,7 @@ class VllmRequests:
                 self._success.remove(*labels, reason.value)
 
     def _engine(self, generation: Generation) -> _Engine:
-        labels = generation.request.model, "" if generation.place is None else generation.place[0]
+        labels = self._models[generation.request.model], "" if generation.place is None else generation.place[0]
         found = self._engines.get(labels)
         if found is None:
             series = {key: each.labels(*labels) for key, each in self._histograms.items()}

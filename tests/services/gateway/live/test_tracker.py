@@ -156,7 +156,9 @@ class Front:
 @contextmanager
 def made_metrics() -> Iterator[GenerationMetrics]:
     telemetry = Telemetry("test")
-    yield GenerationMetrics(telemetry.meter, VllmRequests(telemetry.registry, 100), KeyTally())
+    yield GenerationMetrics(
+        telemetry.meter, VllmRequests(telemetry.registry, 100, {REQUEST.model: REQUEST.model}), KeyTally()
+    )
     telemetry.close()
 
 

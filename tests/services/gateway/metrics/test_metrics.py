@@ -150,7 +150,7 @@ def test_token_buckets_end_at_the_context() -> None:
 
 def test_executors_that_come_and_go_leave_no_more_than_some_series() -> None:
     telemetry = Telemetry("test")
-    requests = VllmRequests(telemetry.registry, 100)
+    requests = VllmRequests(telemetry.registry, 100, {REQUEST.model: REQUEST.model})
     for number in range(3 * MAX_LEFT):
         generation = OnlineGeneration(f"r{number}", REQUEST, Sender(""), 0.0, 0.0)
         generation.place = (f"executor-{number}", "epoch")
