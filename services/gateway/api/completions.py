@@ -6,7 +6,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.intake import answer, read_request, served_for, with_tier_of_url
+from services.gateway.api.intake import answer, read_request, served_for
 from services.gateway.http.operation import JsonResponse, answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Generation
@@ -62,7 +62,7 @@ async def get_model(request: Request, model_id: str) -> Response:
 
 
 async def _complete(endpoint: str, request: Request) -> Response:
-    completion = with_tier_of_url(request, await read_request(request, partial(parse_completion, endpoint)))
+    completion = await read_request(request, partial(parse_completion, endpoint))
     logprobs = LogprobsShape(context_of(request).models.of(completion.model).tokenizer, endpoint == CHAT)
     return await answer(request, completion, partial(_chunks, logprobs), partial(_completion, logprobs))
 

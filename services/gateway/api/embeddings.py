@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.api.intake import answer, read_request, with_tier_of_url
+from services.gateway.api.intake import answer, read_request
 from services.gateway.http.operation import answers, json_of
 from services.gateway.live.choices import Choices
 from shared.openai.embeddings.answers import EmbeddingList, EmbeddingUsage, embeddings_body
@@ -14,7 +14,7 @@ router = APIRouter()
 @router.post(EMBEDDINGS, tags=["embeddings"], **answers(json_of(EmbeddingList), body=json_of(EmbeddingBody)))
 async def create_embeddings(request: Request) -> Response:
     """Embed texts: the model's state behind the last token of each, of length 1."""
-    asked = with_tier_of_url(request, await read_request(request, parse_embedding))
+    asked = await read_request(request, parse_embedding)
     return await answer(request, asked, None, _embeddings)
 
 

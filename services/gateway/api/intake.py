@@ -73,7 +73,7 @@ async def read_body(
         return await asyncio.to_thread(parse, body, model.tokenizer, served)
 
 
-def with_tier_of_url(request: Request, completion: CompletionRequest) -> CompletionRequest:
+def _with_tier_of_url(request: Request, completion: CompletionRequest) -> CompletionRequest:
     """For clients that let their users choose the URL and not what is in the body. Raises RequestError."""
     tier = request.query_params.get("service_tier")
     if tier not in (None, *get_args(AskedTier)):
@@ -90,7 +90,8 @@ async def answer(
 ) -> Response:
     """Run its choices, and show them with ``writer`` as their tokens arrive, or with ``body`` when all are whole, and
     ``keep`` has done what comes before that. They are closed at their end, whatever ends them. ``writer``: None where
-    no such request is streamed. Raises Refusal, NoExecutorError and BusError."""
+    no such request is streamed. Raises RequestError, Refusal, NoExecutorError and BusError."""
+    completion = _with_tier_of_url(request, completion)
     context, choices = context_of(request), await _start_choices(request, completion)
     headers = caller_of(request).limits.headers(context.clock.monotonic_s())
     if completion.stream:

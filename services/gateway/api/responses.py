@@ -87,8 +87,10 @@ class AnswerInHand:
         await self._context.responses.add(stored)
 
     def _begun(self, choices: Choices) -> ModelResponse:
+        """Of what runs: the tier may have come with the URL."""
         first = choices.first
-        return new_response(self._asked, first.request_id, int(first.arrival_s), self._is_stored)
+        asked = msgspec.structs.replace(self._asked, completion=first.request)
+        return new_response(asked, first.request_id, int(first.arrival_s), self._is_stored)
 
     def _now_s(self) -> float:
         """Of its end: the same whenever it is asked."""

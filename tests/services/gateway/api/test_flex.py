@@ -89,6 +89,22 @@ async def test_the_async_client_gets_responses_and_texts_as_flex(rig: GatewayRig
     assert rig.complete(service_tier="flex").json()["service_tier"] == "flex"
 
 
+def test_the_url_of_a_response_names_its_tier(rig: GatewayRig) -> None:
+    body = {"model": MODEL, "input": "Hello", "max_output_tokens": 4}
+    before = num_finished(rig)
+    tiers = {"flex": "flex", "priority": "default"}
+    for tier, served in tiers.items():
+        answer = rig.http.post(f"/v1/responses?service_tier={tier}", json=body)
+        assert answer.json()["service_tier"] == served
+        stored = rig.http.get(f"/v1/responses/{answer.json()['id']}")
+        assert stored.json()["service_tier"] == served
+    assert num_finished(rig) == before + 1
+    streamed = rig.http.post("/v1/responses?service_tier=flex", json=body | {"stream": True}).text
+    assert '"service_tier":"flex"' in streamed and '"service_tier":"default"' not in streamed
+    refused = rig.http.post("/v1/responses?service_tier=nonsense", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "service_tier")
+
+
 def test_several_choices_are_the_same_as_online_and_a_request_each(rig: GatewayRig) -> None:
     before = num_finished(rig)
     answers = [chat(rig, service_tier=tier, n=2, max_tokens=12) for tier in ("flex", "default")]
