@@ -34,6 +34,7 @@ KEY_SCHEME = "api_key"
 EXPOSED_HEADERS = (
     "x-request-id",
     "retry-after",
+    "x-should-retry",
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
 )
 

@@ -151,7 +151,9 @@ def test_pages_of_a_named_origin_may_call_and_read_even_errors(rig: GatewayRig) 
     assert preflight.headers["access-control-allow-headers"] == "authorization"
     refused = rig.http.post("/v1/completions", content=b"{", headers={"Origin": ORIGIN, **JSON})
     assert refused.status_code == 400 and refused.headers["access-control-allow-origin"] == ORIGIN
-    assert "x-request-id" in refused.headers["access-control-expose-headers"]
+    told = {name.strip() for name in refused.headers["access-control-expose-headers"].split(",")}
+    limits = {f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")}
+    assert told == {"x-request-id", "retry-after", "x-should-retry", *limits}
 
 
 def test_pages_of_other_origins_may_not(rig: GatewayRig, plain_rig: GatewayRig) -> None:
