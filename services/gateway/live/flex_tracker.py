@@ -15,7 +15,7 @@ from shared.errors import BusError, NoResponderError
 from shared.openai.errors import RequestError
 from shared.process.tracing import NO_TRACING, Tracing
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit, flex_batch
-from shared.protocol.requests import AbortRequests
+from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.subjects import ModelSubjects
 from shared.protocol.tokens import StepTokens
 from shared.scheduling.request import Kind
@@ -34,6 +34,11 @@ class FlexGeneration(Generation):
     def wire_id(self) -> str:
         """As ``Generation.wire_id``; the offline-queue schedules it by what is before the dot."""
         return f"{flex_batch(self.sender.client_id)}.{super().wire_id}"
+
+    def next_attempt(self, gateway_id: str) -> GenerateRequest:
+        """Each is its trial: the offline-queue sees to it that suspects run apart."""
+        self.begin_trial(self.lost_s)
+        return super().next_attempt(gateway_id)
 
 
 class FlexTracker(Tracker[FlexGeneration]):

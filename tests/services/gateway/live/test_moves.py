@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from services.gateway.live.flex_tracker import FlexTracker
-from services.gateway.live.generation import Sender
+from services.gateway.live.generation import TRIAL_TOKENS, Sender
 from services.gateway.live.online_tracker import MAX_MISSED
+from services.gateway.live.tracker import MAX_CRASHES
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.protocol import subjects
@@ -452,3 +453,26 @@ async def test_a_taker_of_a_flex_request_that_dies(front: Front, peer: Peer, tak
     await taker.beat()
     again = await asyncio.wait_for(flex.submitted.get(), 10)
     assert (again.replaces, again.request.output_token_ids, again.num_executors_lost) == (request_id, [5], 1)
+
+
+@pytest.mark.parametrize("num_tokens", [TRIAL_TOKENS, TRIAL_TOKENS - 1])
+async def test_a_flex_request_that_gets_on_outlives_any_number_of_executors(
+    front: Front, peer: Peer, flex: FlexFront, num_tokens: int
+) -> None:
+    """One that gets on too little in each of them is given up."""
+    generation = await flex.tracker.submit(REQUEST, Sender("client"))
+    peer.gateway_id = FLEX_GATEWAY
+    gets_on = num_tokens == TRIAL_TOKENS
+    for number in range(1, MAX_CRASHES + (2 if gets_on else 1)):
+        submitted = await asyncio.wait_for(flex.submitted.get(), 10)
+        assert submitted.num_executors_lost == (min(1, number - 1) if gets_on else number - 1)
+        await peer.send(submitted.request.request_id, [5] * num_tokens, so_far=num_tokens * number)
+        await front.until(lambda so_far=num_tokens * number: len(generation.output_token_ids) == so_far)
+        peer.epoch = f"epoch-{number + 1}"
+        await peer.beat()
+    if gets_on:
+        await asyncio.wait_for(flex.submitted.get(), 10)
+        assert generation.finish_reason is None
+    else:
+        await asyncio.wait_for(generation.finished(), 10)
+        assert f"{MAX_CRASHES} executors died while they had it" in generation.error
