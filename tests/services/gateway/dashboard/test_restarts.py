@@ -1,6 +1,6 @@
 """Which pings say that a service began anew."""
 
-from services.gateway.dashboard.restarts import Restarts
+from services.gateway.dashboard.restarts import MAX_SILENT, Restarts
 from shared.protocol.services import ServiceStatus
 
 
@@ -24,3 +24,12 @@ def test_one_that_comes_beside_another_is_none() -> None:
     assert restarts.counts == {"gateway": 0, "offline-queue": 0}
     restarts.heard([answer("offline-queue", 2), answer("offline-queue", 4)])
     assert restarts.counts["offline-queue"] == 1
+
+
+def test_names_that_come_and_go_leave_no_more_than_some() -> None:
+    restarts = Restarts()
+    for number in range(3 * MAX_SILENT):
+        for pid in (1, 2):
+            restarts.heard([answer("gateway", 1), answer(f"executor-{number}", pid)])
+    last = {f"executor-{number}": 1 for number in range(2 * MAX_SILENT - 1, 3 * MAX_SILENT)}
+    assert restarts.counts == {"gateway": 0, **last}
