@@ -49,11 +49,16 @@ async def within(timeout_s: float, work: Coroutine[Any, Any, T]) -> T:
             raise TimeoutError
         return task.result()
     finally:
-        while not task.done():
-            task.cancel()
-            await asyncio.wait((task,), timeout=CANCEL_AGAIN_S)
-        if not task.cancelled():
-            task.exception()  # of what was given up nobody else asks
+        await end(task)
+
+
+async def end(task: asyncio.Future[Any]) -> None:
+    """Cancel it until it has ended, however often it swallows that; of what it was given up with nobody else asks."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=CANCEL_AGAIN_S)
+    if not task.cancelled():
+        task.exception()
 
 
 def _num_cancelled() -> int:

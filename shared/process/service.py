@@ -17,6 +17,7 @@ import uvloop
 from shared.bus import Bus
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
+from shared.cancellation import end
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, ConfigError, SlackwaterError
 from shared.process.memory import collect_seldom
@@ -28,6 +29,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 logger = logging.getLogger(__name__)
 
+START_GRACE_S = 5.0  # for a start that is under way when the process is told to end: what it has taken is let go then
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PLAIN_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
@@ -115,8 +117,12 @@ async def _serve_until_signalled(address: BusAddress, name: str, make: Callable[
 
 
 async def serve(address: BusAddress | str, name: str, make: Callable[[Bus], Service], stopping: asyncio.Event) -> None:
-    """One service's life on a running loop, until ``stopping`` is set. Raises what ends it otherwise."""
-    bus = await Bus.connect(address, name)
+    """One service's life on a running loop, until ``stopping`` is set, also before it has started. Raises what ends it
+    otherwise."""
+    connecting = asyncio.ensure_future(Bus.connect(address, name))
+    if not await _is_done(connecting, stopping, 0.0):
+        return
+    bus = connecting.result()
     try:
         service, started_s = make(bus), SystemClock().unix_s()
 
@@ -125,7 +131,11 @@ async def serve(address: BusAddress | str, name: str, make: Callable[[Bus], Serv
             details = service.details() | of_bus
             return ServiceStatus(service.name, os.getpid(), service.health(), details, started_s)
 
-        await service.start()
+        starting = asyncio.ensure_future(service.start())
+        if not await _is_done(starting, stopping, START_GRACE_S):
+            logger.info("told to end before it had started", extra={"service": service.name})
+            return
+        starting.result()
         try:
             await bus.serve(subjects.PING, object, answer_ping)
             logger.info("started", extra={"service": service.name, "pid": os.getpid()})
@@ -135,6 +145,18 @@ async def serve(address: BusAddress | str, name: str, make: Callable[[Bus], Serv
             logger.info("stopped", extra={"service": service.name})
     finally:
         await bus.close()
+
+
+async def _is_done(task: asyncio.Task[Any], stopping: asyncio.Event, grace_s: float) -> bool:
+    """Wait for the task, or until it has been cancelled, so long after ``stopping`` was set."""
+    signalled = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait((task, signalled), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task,), timeout=grace_s)
+        return task.done()
+    finally:
+        signalled.cancel()
+        await end(task)
 
 
 async def _until(stopping: asyncio.Event, bus: Bus, running: Coroutine[None, None, None]) -> None:
