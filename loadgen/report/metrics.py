@@ -14,6 +14,7 @@ from loadgen.report.overload import overload
 from loadgen.report.report import Interference, OfflineReport, OnlineReport, Ratios, Summary
 
 LATENCIES = ("ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms")
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}  # a Summary's percentiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ def summarize(samples: Sequence[float]) -> Summary | None:
     if not samples:
         return None
     ordered = sorted(samples)
-    p50, p90, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
-    return Summary(math.fsum(ordered) / len(ordered), p50, p90, p99)
+    percentiles = {name: percentile(ordered, share) for name, share in SHARES.items()}
+    return Summary(math.fsum(ordered) / len(ordered), **percentiles)
 
 
 def online_report(records: Sequence[RequestRecord], start_s: float, end_s: float) -> OnlineReport:

@@ -58,6 +58,9 @@ def compose(
 def reservations(report: Report) -> list[str]:
     """One sentence for each thing that limits what the report says."""
     notes = [*_overloads(report)]
+    if report.slo and report.online and report.online.errors:
+        share = f"{report.online.errors} of {report.online.requests}"
+        notes.append(f"{share} online requests failed: for the SLOs they are infinitely late")
     lag = report.online and report.online.send_lag_ms
     if lag and lag.p99 > MAX_SEND_LAG_MS:
         notes.append(f"the load generator was late: 1% of the requests left over {lag.p99:.0f} ms after their time")

@@ -102,7 +102,8 @@ class Baseline(msgspec.Struct, frozen=True):
 
 class SloReport(msgspec.Struct, frozen=True):
     """One SLO. ``bound`` and ``value`` are in milliseconds. ``attainment`` is the share of requests (for TBT, of
-    gaps) within the bound, a failed request being outside it."""
+    gaps) within the bound. In both a failed request is infinitely late, and has as many samples as the others have in
+    the mean; a ``value`` that is infinite for it is null in JSON."""
 
     expr: str
     bound: float | None

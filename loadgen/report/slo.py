@@ -1,11 +1,13 @@
 """SLOs as people say them: ``ttft_p99<=800ms``, ``tbt_mean<=1.05x``, ``tpot p50 < 0.05 s``, ``tbt_p99<=105%``."""
 
+import math
 import re
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.errors import SloError
-from loadgen.report.metrics import LatencySamples
+from loadgen.report.metrics import SHARES, LatencySamples, percentile
 from loadgen.report.report import OnlineReport, SloReport, Summary
 
 METRICS = {
@@ -35,9 +37,14 @@ class Slo:
     strict: bool  # "<"
 
     def judge(self, online: OnlineReport, samples: LatencySamples, baseline: OnlineReport | None) -> SloReport:
-        """Measured against the bound. An SLO with nothing to measure, or nothing to compare with, is not met."""
+        """Measured against the bound, a failed request being infinitely late. An SLO with nothing to measure, or with
+        nothing to compare with, is not met."""
+        ordered = sorted(getattr(samples, self.metric))
+        num_failed = online.errors * len(ordered) / online.completed if online.completed else 0.0
         bound, value = self.bound_ms(baseline), self.value_ms(online)
-        attainment = None if bound is None or value is None else self._attainment(online, samples, bound)
+        if value is not None and num_failed:
+            value = self._with_failed_ms(ordered, num_failed)
+        attainment = None if bound is None or value is None else self._attainment(ordered, num_failed, bound)
         return SloReport(self.expr, bound, value, self.is_met(value, bound), attainment)
 
     def bound_ms(self, baseline: OnlineReport | None) -> float | None:
@@ -48,7 +55,7 @@ class Slo:
         return None if figure is None else self.limit * figure
 
     def value_ms(self, online: OnlineReport) -> float | None:
-        """The figure that is bounded; None where no request was answered."""
+        """The figure that is bounded, of the requests that were answered; None where none was."""
         summary: Summary | None = getattr(online, self.metric)
         return None if summary is None else getattr(summary, self.statistic)
 
@@ -58,11 +65,16 @@ class Slo:
             return False
         return value_ms < bound_ms if self.strict else value_ms <= bound_ms
 
-    def _attainment(self, online: OnlineReport, samples: LatencySamples, bound: float) -> float:
-        ordered = sorted(getattr(samples, self.metric))
+    def _with_failed_ms(self, ordered: Sequence[float], num_failed: float) -> float:
+        """The figure of sorted samples and of so many infinite ones."""
+        if self.statistic not in SHARES:
+            return math.inf
+        last, position = len(ordered) - 1, (len(ordered) + num_failed - 1) * SHARES[self.statistic]
+        return math.inf if position > last else percentile(ordered, position / max(last, 1))
+
+    def _attainment(self, ordered: Sequence[float], num_failed: float, bound: float) -> float:
         within = bisect_left(ordered, bound) if self.strict else bisect_right(ordered, bound)
-        failed = 0 if self.metric == "tbt_ms" else online.errors
-        return within / (len(ordered) + failed)
+        return within / (len(ordered) + num_failed)
 
 
 def parse_slos(text: str) -> list[Slo]:

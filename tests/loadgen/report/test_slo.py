@@ -1,10 +1,16 @@
 """SLO expressions and their judgement."""
 
+import math
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadgen.client.records import RequestRecord
 from loadgen.errors import SloError
-from loadgen.report.metrics import LatencySamples, online_report
+from loadgen.report.metrics import SHARES, LatencySamples, online_report
+from loadgen.report.report import OnlineReport, SloReport
 from loadgen.report.slo import parse_slo
 
 
@@ -51,23 +57,45 @@ def records(*ttfts_s: float, failed: int = 0) -> list[RequestRecord]:
     return good + [RequestRecord(0.0, 0.0, [], 0.1, error="503: full") for _ in range(failed)]
 
 
-def test_judgement_against_milliseconds_counts_failures_as_missed() -> None:
-    made = records(0.1, 0.2, 0.3, failed=1)
-    slo = parse_slo("ttft_mean<=200.1ms").judge(online_report(made, 0, 1), LatencySamples.of(made), None)
+def judged(expr: str, made: list[RequestRecord], baseline: OnlineReport | None = None) -> SloReport:
+    return parse_slo(expr).judge(online_report(made, 0, 1), LatencySamples.of(made), baseline)
+
+
+def test_judgement_against_milliseconds() -> None:
+    slo = judged("ttft_mean<=200.1ms", records(0.1, 0.2, 0.3))
     assert slo.met
     assert slo.value == pytest.approx(200)
-    assert slo.attainment == pytest.approx(2 / 4)
+    assert slo.attainment == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("metric", ["ttft", "tbt", "tpot", "normalized_latency"])
+def test_a_failed_request_is_infinitely_late(metric: str) -> None:
+    most = judged(f"{metric}_p99<=1s", records(0.1, 0.2, 0.3, failed=17))
+    assert (most.value, most.met, most.attainment) == (math.inf, False, pytest.approx(3 / 20))
+    assert not judged(f"{metric}_mean<=1s", records(*[0.1] * 99, failed=1)).met
+    few = records(*[number / 1000 for number in range(1, 996)], failed=5)
+    assert judged(f"{metric}_p99<=1s", few).met and judged(f"{metric}_p99<=1s", few).attainment == pytest.approx(0.995)
+    assert not judged(f"{metric}_p99<=1s", few[:-10] + few[-5:] * 3).met
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.sampled_from(list(SHARES)))
+def test_percentiles_are_numpy_s_with_infinite_samples(num_answered: int, num_failed: int, statistic: str) -> None:
+    made = records(*[number / 1000 for number in range(num_answered)], failed=num_failed)
+    samples = [1.0 * number for number in range(num_answered)] + [1e9] * num_failed
+    expected = float(np.quantile(samples, SHARES[statistic]))
+    value = judged(f"ttft_{statistic}<=1s", made).value
+    assert value == pytest.approx(math.inf if expected > num_answered - 0.99 else expected, abs=1e-6)
 
 
 def test_judgement_against_the_baseline() -> None:
-    made, base = records(0.3), online_report(records(0.2), 0, 1)
-    judged = parse_slo("ttft_p99<=1.4x").judge(online_report(made, 0, 1), LatencySamples.of(made), base)
-    assert not judged.met
-    assert judged.bound == pytest.approx(280)
-    alone = parse_slo("ttft_p99<=1.4x").judge(online_report(made, 0, 1), LatencySamples.of(made), None)
+    slo = judged("ttft_p99<=1.4x", records(0.3), online_report(records(0.2), 0, 1))
+    assert not slo.met
+    assert slo.bound == pytest.approx(280)
+    alone = judged("ttft_p99<=1.4x", records(0.3))
     assert (alone.met, alone.bound, alone.attainment) == (False, None, None)
 
 
 def test_nothing_measured_is_not_met() -> None:
-    slo = parse_slo("ttft_p99<=800ms").judge(online_report([], 0, 1), LatencySamples.of([]), None)
-    assert (slo.met, slo.value) == (False, None)
+    for made in ([], records(failed=3)):
+        slo = judged("ttft_p99<=800ms", made)
+        assert (slo.met, slo.value) == (False, None)
