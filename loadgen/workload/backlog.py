@@ -1,6 +1,6 @@
 """The offline backlog: prompts from a file in one of the usual forms."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -10,7 +10,7 @@ import msgspec
 
 from loadgen.errors import TraceError
 from loadgen.workload.files import csv_rows, errors_named, first_line, json_rows
-from loadgen.workload.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from loadgen.workload.traces import MOONCAKE_BLOCK_TOKENS, Count, TraceRequest
 
 PROMPT_FIELDS = ("prompt", "question", "text", "input")
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
@@ -23,6 +23,13 @@ class Lengths(msgspec.Struct, frozen=True):
 
     num_prefill_tokens: int
     num_decode_tokens: int
+
+
+class MaxTokens(msgspec.Struct, frozen=True):
+    """Of any row that says so; the second goes before the first."""
+
+    max_tokens: Count
+    max_completion_tokens: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +87,27 @@ def _from_object(row: dict[str, Any]) -> OfflinePrompt:
     if isinstance(row.get("body"), dict):
         return _from_batch_line(row)
     if isinstance(messages := row.get("messages"), list):
-        return OfflinePrompt(DEFAULT_MAX_TOKENS, messages=tuple(messages))
+        return OfflinePrompt(_max_tokens(row, DEFAULT_MAX_TOKENS), messages=tuple(messages))
     field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str)), None)
     if field is None:
         raise ValueError(f"no prompt: one of {', '.join(PROMPT_FIELDS)}, messages, or a batch line's body is needed")
     if isinstance(choices := row.get("choices"), list):
-        return OfflinePrompt(CHOICE_MAX_TOKENS, text=multiple_choice(row[field], choices))
-    return OfflinePrompt(DEFAULT_MAX_TOKENS, text=row[field])
+        return OfflinePrompt(_max_tokens(row, CHOICE_MAX_TOKENS), text=multiple_choice(row[field], choices))
+    return OfflinePrompt(_max_tokens(row, DEFAULT_MAX_TOKENS), text=row[field])
 
 
 def _from_batch_line(row: dict[str, Any]) -> OfflinePrompt:
     if row.get("url") not in ENDPOINTS:
         raise ValueError(f"url must be one of {', '.join(ENDPOINTS)}, not {row.get('url')!r}")
     body = row["body"]
-    max_tokens = body.get("max_completion_tokens", body.get("max_tokens", DEFAULT_MAX_TOKENS))
-    return OfflinePrompt(max_tokens, endpoint=row["url"], body=body)
+    return OfflinePrompt(_max_tokens(body, DEFAULT_MAX_TOKENS), endpoint=row["url"], body=body)
+
+
+def _max_tokens(row: Mapping[str, Any], default: int) -> int:
+    """What a row, or a body, says itself, one at least. Raises ValueError for what is no number."""
+    told = {name: value for name, value in row.items() if value not in (None, "")}
+    said = msgspec.convert({"max_tokens": default, **told}, MaxTokens, strict=False)
+    return max(1, said.max_tokens if said.max_completion_tokens is None else said.max_completion_tokens)
 
 
 def multiple_choice(question: str, choices: list[Any]) -> str:
@@ -115,5 +128,7 @@ def _read_csv(path: Path) -> Iterator[OfflinePrompt]:
             f"{path}, line 1: no prompt column ({', '.join(PROMPT_FIELDS)}) and no lengths "
             f"({','.join(Lengths.__struct_fields__)})"
         )
-    for _, row in csv_rows(path, dict[str, str]):
-        yield OfflinePrompt(DEFAULT_MAX_TOKENS, text=row[field])
+    for number, row in csv_rows(path, dict[str, str]):
+        with errors_named(path, number):
+            max_tokens = _max_tokens(row, DEFAULT_MAX_TOKENS)
+        yield OfflinePrompt(max_tokens, text=row[field])

@@ -84,6 +84,23 @@ def test_csv_with_a_prompt_column(tmp_path: Path) -> None:
     assert [prompt.text for prompt in load_backlog(path)] == ["two\nlines, quoted", "second"]
 
 
+def test_a_row_may_say_its_own_max_tokens(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "max_tokens": 5},
+        {"messages": [{"role": "user", "content": "b"}], "max_tokens": 9, "max_completion_tokens": 7},
+        {"question": "c", "choices": ["1", "2"], "max_tokens": 3},
+        {"prompt": "d", "max_tokens": None},
+        {"prompt": "e", "max_tokens": 0},
+    ]
+    path = write(tmp_path / "prompts.jsonl", *rows)
+    prompts = load_backlog(path)
+    assert [prompt.max_tokens for prompt in prompts] == [5, 7, 3, 128, 1]
+    assert [maker().body(prompt, 0)["max_tokens"] for prompt in prompts[:2]] == [5, 7]
+    assert {prompt.max_tokens for prompt in load_backlog(path, max_tokens=2)} == {2}
+    path = write(tmp_path / "prompts.csv", "prompt,max_tokens", "a,5", "b,")
+    assert [prompt.max_tokens for prompt in load_backlog(path)] == [5, 128]
+
+
 def test_limit_and_max_tokens(tmp_path: Path) -> None:
     path = write(tmp_path / "prompts.jsonl", *({"prompt": str(index)} for index in range(10)))
     prompts = load_backlog(path, limit=3, max_tokens=9)
@@ -108,6 +125,8 @@ def test_the_mark_is_in_front_of_every_text() -> None:
         ([{"prompt": "a"}, "{oops"], "line 2: "),
         ([{"prompt": "a"}, "[1]"], "line 2: Expected `object`, got `array`"),
         ([{"answer": "a"}], "line 1: no prompt: one of prompt, question"),
+        ([{"prompt": "a"}, {"prompt": "b", "max_tokens": -1}], "line 2: Expected `int` >= 0 - at `$.max_tokens`"),
+        (["prompt,max_tokens", "a,many"], "line 2: Expected `int`, got `str` - at `$.max_tokens`"),
         ([BATCH_LINE | {"url": "/v1/embeddings"}], "line 1: url must be one of"),
         ([BATCH_LINE, BATCH_LINE | {"url": COMPLETIONS}], "a batch has one endpoint"),
         (["name,answer", "a,b"], "line 1: no prompt column"),
