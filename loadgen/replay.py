@@ -2,7 +2,7 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from loadgen.client.abilities import RequestMaker, probe
 from loadgen.client.openai_client import ModelCard, OpenAIClient
 from loadgen.client.openloop import OpenLoop
+from loadgen.client.records import RequestRecord
 from loadgen.errors import LoadgenError, ServerError, WorkloadError
 from loadgen.offline.batch import OfflineBatch
 from loadgen.offline.bodies import OfflineMaker, fit_backlog
@@ -174,9 +175,17 @@ class Replay:
         notes = []
         for name, phase in self._phases.items():
             notes += [f"{name}: {phase.trouble}"] if phase.trouble else []
-            errors = Counter(record.error for record in phase.online.records if record.error) if phase.online else {}
-            notes += [f"{name}: {count} online requests failed: {error}" for error, count in errors.items()]
+            notes += [f"{name}: {note}" for note in _failures("online", phase.online.records if phase.online else ())]
+            if isinstance(phase.offline, OfflineRequests):
+                notes += [f"{name}: {note}" for note in _failures("offline", phase.offline.records)]
+                if times := phase.offline.num_again:
+                    notes.append(f"{name}: the server did not take offline requests, which went again: {times} times")
         return notes
+
+
+def _failures(kind: str, records: Iterable[RequestRecord]) -> list[str]:
+    errors = Counter(record.error for record in records if record.error)
+    return [f"{count} {kind} requests failed: {error}" for error, count in errors.items()]
 
 
 def _first_error(group: ExceptionGroup[Exception]) -> Exception:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from loadgen.client.openai_client import OpenAIClient, StreamRequest
-from loadgen.client.records import RequestRecord
+from loadgen.client.records import NOT_NOW, RequestRecord
 from loadgen.errors import ServerError
 from loadgen.workload.prompts import Calibration, PromptMaker, text_prompts, token_id_prompts
 from loadgen.workload.traces import TraceRequest
@@ -69,7 +69,7 @@ async def probe(
 ) -> RequestMaker:
     """The best form that the server takes, tried in this order: token ids and text to ``/v1/completions``, text to
     ``/v1/chat/completions``; each with and without ``ignore_eos``. Text is calibrated by the server's usage. Raises
-    ServerError with the server's own words when it takes none."""
+    ServerError with the server's own words when it takes none, or not now."""
     batches = await _has_batches(client)
     refused: list[str] = []
     for endpoint, token_ids in ((COMPLETIONS, True), (COMPLETIONS, False), (CHAT, False)):
@@ -85,11 +85,14 @@ async def probe(
 
 
 async def _calibrate(client: OpenAIClient, maker: RequestMaker) -> str | None:
-    """Send the probes; sets the calibration, or returns why this form does not do."""
+    """Send the probes; sets the calibration, or returns why this form does not do. Raises ServerError where the server
+    does not say."""
     counted = []
     for num_units in PROBE_UNITS:
         record = RequestRecord(time.perf_counter())
         await client.stream(maker.stream(maker.prompts.sample(num_units, f"probe:{num_units}"), 1), record)
+        if record.not_taken:
+            raise ServerError(f"{client.url} takes no request now ({record.error})")
         if record.error is not None:
             return record.error
         counted.append(record.prompt_tokens)
@@ -105,8 +108,11 @@ async def _calibrate(client: OpenAIClient, maker: RequestMaker) -> str | None:
 
 
 async def _has_batches(client: OpenAIClient) -> bool:
+    """Raises ServerError where the server does not say."""
     try:
         answer = await client.get_json("/v1/batches?limit=1")
-    except ServerError:
+    except ServerError as error:
+        if error.status in NOT_NOW:
+            raise
         return False
     return isinstance(answer, dict) and isinstance(answer.get("data"), list)

@@ -84,6 +84,8 @@ class OpenAIClient:
                     await self._read_stream(response, record, on_event)
         except (aiohttp.ClientError, *OTHER_FAILURES) as error:
             record.error = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            is_lost = isinstance(error, aiohttp.ClientConnectionError | OSError) and not isinstance(error, TimeoutError)
+            record.disconnected = is_lost and record.status is None
         record.finished_s = time.perf_counter()
 
     async def _read_stream(

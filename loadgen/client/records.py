@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+NOT_NOW = frozenset({429, 502, 503, 504})  # statuses of a server that is full, or away behind a proxy
+
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -19,6 +21,7 @@ class RequestRecord:
     error: str | None = None
     status: int | None = None  # of the answer, where one has begun
     retry_after_s: float | None = None  # where the server says when to come back
+    disconnected: bool = False  # there was no connection, or it broke before an answer began
 
     @property
     def ok(self) -> bool:
@@ -28,6 +31,11 @@ class RequestRecord:
     @property
     def failed(self) -> bool:
         return self.error is not None
+
+    @property
+    def not_taken(self) -> bool:
+        """The server is away, or says that it cannot do it now: later it may."""
+        return self.disconnected or (self.failed and self.status in NOT_NOW)
 
     @property
     def num_output_tokens(self) -> int:

@@ -14,9 +14,10 @@ import msgspec
 from loadgen.client.counters import GENERATED_METRIC, Reading, gained, read_counter
 from loadgen.client.openai_client import OpenAIClient, as_type
 from loadgen.client.openloop import sleep_until
+from loadgen.client.patience import PATIENCE_S
 from loadgen.client.sse import Usage
 from loadgen.errors import ServerError
-from loadgen.offline.bodies import OfflineMaker, Tell, batch_lines, output_usages, write_files
+from loadgen.offline.bodies import OfflineMaker, Tell, batch_lines, output_usages, per_output, write_files
 from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 from shared.protocol.batches import RequestCounts
@@ -25,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 CANCEL_TIMEOUT_S = 60.0
-PATIENCE_S = 60.0  # for a server that restarts
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
@@ -82,7 +82,7 @@ class OfflineBatch:
         self._lines = batch_lines(maker, prompts)
         self._endpoint = maker.endpoint(prompts[0])
         self._backlog = len(prompts)
-        self._known_inputs = _known_inputs(maker, prompts)
+        self._inputs_per_output = maker.inputs_per_output(prompts)
         self._tell = tell
         self._by_counter = by_counter
         self._created = self._first = self._last = _Progress(time.perf_counter())
@@ -128,7 +128,7 @@ class OfflineBatch:
         generated = gained(first.generated, last.generated)
         if generated is not None and not self._is_exhausted:
             output_tokens = round(sum(generated))
-            inputs = self._known_inputs or _ratio(last.input_tokens, last.output_tokens)
+            inputs = self._inputs_per_output or per_output(last.input_tokens, last.output_tokens)
             input_tokens = None if inputs is None else round(output_tokens * inputs)
         return OfflineReport.counted(
             mode="batch",
@@ -215,18 +215,6 @@ class OfflineBatch:
         output_tokens = sum(usage.completion_tokens for usage in usages)
         self._first = self._created
         self._last = replace(self._last, input_tokens=input_tokens, output_tokens=output_tokens)
-
-
-def _known_inputs(maker: OfflineMaker, prompts: Sequence[OfflinePrompt]) -> float | None:
-    """Prompt tokens for each output token; None where lengths are not known before."""
-    lengths = [(prompt.num_prompt_tokens, prompt.max_tokens) for prompt in prompts if prompt.num_prompt_tokens]
-    if len(lengths) < len(prompts) or not maker.maker.abilities.exact_output:
-        return None
-    return _ratio(sum(inputs for inputs, _ in lengths), sum(outputs for _, outputs in lengths))
-
-
-def _ratio(input_tokens: int | None, output_tokens: int | None) -> float | None:
-    return None if input_tokens is None or not output_tokens else input_tokens / output_tokens
 
 
 def _difference(first: int | None, last: int | None) -> int | None:

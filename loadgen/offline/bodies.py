@@ -53,6 +53,13 @@ class OfflineMaker:
             return self.maker.body(made, prompt.max_tokens, self.maker.abilities.exact_output)
         return self.maker.body(self.mark + (prompt.text or ""), prompt.max_tokens, ignore_eos=False)
 
+    def inputs_per_output(self, prompts: Sequence[OfflinePrompt]) -> float | None:
+        """Prompt tokens for each output token, over all of a backlog; None where lengths are not known before."""
+        lengths = [(prompt.num_prompt_tokens, prompt.max_tokens) for prompt in prompts if prompt.num_prompt_tokens]
+        if len(lengths) < len(prompts) or not self.maker.abilities.exact_output:
+            return None
+        return per_output(sum(inputs for inputs, _ in lengths), sum(outputs for _, outputs in lengths))
+
     def _marked_body(self, body: dict[str, Any]) -> dict[str, Any]:
         if isinstance(body.get("messages"), list):
             return body | {"messages": self._marked_messages(tuple(body["messages"]))}
@@ -62,6 +69,11 @@ class OfflineMaker:
         if not self.mark or not messages or not isinstance(messages[0].get("content"), str):
             return list(messages)
         return [messages[0] | {"content": self.mark + messages[0]["content"]}, *messages[1:]]
+
+
+def per_output(input_tokens: int | None, output_tokens: int | None) -> float | None:
+    """Prompt tokens for each output token; None where one is not known, or nothing came."""
+    return None if input_tokens is None or not output_tokens else input_tokens / output_tokens
 
 
 def fit_backlog(

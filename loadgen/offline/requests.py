@@ -8,26 +8,34 @@ from collections.abc import Iterator, Sequence
 from loadgen.client.abilities import streamed
 from loadgen.client.openai_client import OpenAIClient, StreamRequest
 from loadgen.client.openloop import sleep_until
+from loadgen.client.patience import stream_until_taken
 from loadgen.client.records import RequestRecord
-from loadgen.offline.bodies import OfflineMaker, Tell
+from loadgen.offline.bodies import OfflineMaker, Tell, per_output
 from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 
 
 class OfflineRequests:
-    """``concurrency`` workers over one backlog. Tokens count when they arrive, so that the window's edges are sharp."""
+    """``concurrency`` workers over one backlog. Tokens count when they arrive, so that the window's edges are sharp;
+    prompt tokens count in proportion to them, as those of a batch whose tokens are counted as they come.
+
+    A request that the server does not take goes again after a pause, so that one that is away for a moment has not
+    turned the whole backlog away when it is back; after PATIENCE_S it has failed."""
 
     def __init__(
         self, client: OpenAIClient, maker: OfflineMaker, prompts: Sequence[OfflinePrompt], tell: Tell, concurrency: int
     ) -> None:
         self.records: list[RequestRecord] = []
+        self.num_again = 0
         self._client = client
         self._bodies: Iterator[StreamRequest] = (streamed(path, body) for path, body in maker.bodies(prompts))
         self._backlog = len(prompts)
+        self._inputs_per_output = maker.inputs_per_output(prompts)
         self._concurrency = min(concurrency, len(prompts))
         self._tell = tell
         self._making = asyncio.Lock()
         self._num_finished = 0
+        self._is_exhausted = False
         self._workers: asyncio.Task[None] | None = None
         self._start_s = self._end_s = time.perf_counter()
 
@@ -46,6 +54,7 @@ class OfflineRequests:
         self._end_s = min(end_s, time.perf_counter())
         if self._workers.done():
             await self._workers
+            self._is_exhausted = True
 
     async def stop(self, drain: bool) -> None:
         """Close the connections of what is under way; a server stops work whose client is gone."""
@@ -59,24 +68,23 @@ class OfflineRequests:
 
     def report(self) -> OfflineReport:
         """Counts between the run's start and its end. A request that is under way at either counts the tokens that came
-        between them, and its prompt where its first token did."""
+        between them; prompts are in proportion to them, as in all of the backlog, or in what has ended of it."""
         start_s, end_s = self._start_s, min(self._end_s, time.perf_counter())
-        answered = [r for r in self.records if r.finished_s is not None and r.finished_s < end_s]
-        completed = [r for r in answered if r.ok and _finish_s(r) >= start_s]
-        failed = [r for r in answered if r.failed]
-        counted = [r for r in self.records if not r.failed or _finish_s(r) >= end_s]
-        begun = sum(1 for r in counted if r.token_times_s and start_s <= r.token_times_s[0] < end_s)
-        prompts = [r.prompt_tokens for r in completed if r.prompt_tokens is not None]
-        known = bool(prompts) and len(prompts) == len(completed)
+        ended = [r for r in self.records if _finish_s(r) < end_s]
+        done = [r for r in ended if r.ok]
+        output_tokens = sum(_tokens_within(r, start_s, end_s) for r in self.records if r.ok or _finish_s(r) >= end_s)
+        inputs = None if self._is_exhausted else self._inputs_per_output
+        if inputs is None and all(r.prompt_tokens is not None for r in done):
+            inputs = per_output(sum(r.prompt_tokens or 0 for r in done), sum(r.num_output_tokens for r in done))
         return OfflineReport.counted(
             mode="requests",
             backlog=self._backlog,
-            completed=len(completed),
-            errors=sum(_finish_s(r) >= start_s for r in failed),
-            input_tokens=round(sum(prompts) / len(prompts) * begun) if known else None,
-            output_tokens=sum(_tokens_within(r, start_s, end_s) for r in counted),
+            completed=sum(_finish_s(r) >= start_s for r in done),
+            errors=sum(_finish_s(r) >= start_s for r in ended if r.failed),
+            input_tokens=None if inputs is None else round(output_tokens * inputs),
+            output_tokens=output_tokens,
             elapsed_s=max(0.0, end_s - start_s),
-            exhausted=len(answered) == self._backlog,
+            exhausted=self._is_exhausted,
         )
 
     async def _work_all(self) -> None:
@@ -86,11 +94,21 @@ class OfflineRequests:
 
     async def _work(self) -> None:
         while (request := await self._next()) is not None:
-            record = RequestRecord(time.perf_counter())
-            self.records.append(record)
-            await self._client.stream(request, record)
+            await self._send(request)
             self._num_finished += 1
             self._tell(self._num_finished, self._backlog)
+
+    async def _send(self, request: StreamRequest) -> None:
+        position = len(self.records)
+
+        def begun(record: RequestRecord) -> None:
+            if position == len(self.records):
+                self.records.append(record)
+            else:
+                self.records[position] = record
+                self.num_again += 1
+
+        await stream_until_taken(self._client, request, begun)
 
     async def _next(self) -> StreamRequest | None:
         """The next request, made in a thread so that the making delays no online send."""

@@ -29,6 +29,8 @@ class OpenAIServer:
     live_usage: bool = True
     batch_lines_per_s: float = 200.0
     fail_with: int | None = None
+    failing_probes: int = 0  # so many requests for one token fail
+    failing_lists: int = 0  # of batches
     failing_polls: int = 0  # so many looks at a batch fail
     failing_cancels: int = 0
     max_model_len: int | None = 4096
@@ -40,6 +42,8 @@ class OpenAIServer:
     arrived_s: list[float] = field(default_factory=list)
     batches: dict[str, dict[str, Any]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
+    max_answered: int | None = None  # of those after the probes; others are refused
+    num_refused: int = 0
     num_active: int = 0
     max_active: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,7 +59,7 @@ class OpenAIServer:
         self.changed.set()
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Wait for a state, which changes when a request comes or leaves."""
+        """Wait for a state, which changes when a request comes, leaves or is refused."""
         async with asyncio.timeout(60):
             while not reached():
                 self.changed.clear()
@@ -154,8 +158,14 @@ def make_app(server: OpenAIServer) -> FastAPI:
     async def respond(body: dict[str, Any], chat: bool) -> Response:
         if body.get("ignore_eos") and not server.takes_ignore_eos:
             return refusal(400, "unknown parameter: ignore_eos")
-        if server.fail_with is not None and body["max_tokens"] > 1:
-            return refusal(server.fail_with, "out of order")
+        if body["max_tokens"] == 1 and server.failing_probes > 0:
+            server.failing_probes -= 1
+            return refusal(503, "restarting")
+        is_over = server.max_answered is not None and len(server.trace_bodies) >= server.max_answered
+        if body["max_tokens"] > 1 and (is_over or server.fail_with is not None):
+            server.num_refused += 1
+            server.changed.set()
+            return refusal(server.fail_with or 500, "out of order")
         server.bodies.append(body)
         server.arrived_s.append(time.perf_counter())
         return StreamingResponse(answer(server, body, chat), media_type="text/event-stream")
@@ -178,6 +188,9 @@ def make_app(server: OpenAIServer) -> FastAPI:
 def add_batches(app: FastAPI, server: OpenAIServer) -> None:
     @app.get("/v1/batches")
     async def listing() -> Response:
+        if server.failing_lists > 0:
+            server.failing_lists -= 1
+            return refusal(503, "restarting")
         return JSONResponse({"object": "list", "data": []}) if server.has_batches else refusal(404, "no such path")
 
     @app.post("/v1/files")
@@ -215,9 +228,9 @@ def add_batches(app: FastAPI, server: OpenAIServer) -> None:
         return Response(output_file(server.batches[file_id.removesuffix("-output")]))
 
 
-def serve(server: OpenAIServer) -> tuple[uvicorn.Server, asyncio.Task[None]]:
+def serve(server: OpenAIServer, port: int = 0) -> tuple[uvicorn.Server, asyncio.Task[None]]:
     """Listen from now on: connections that come before the server runs wait in its socket's backlog."""
-    listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+    listening = socket.create_server(("127.0.0.1", port), backlog=512)
     server.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     running = uvicorn.Server(uvicorn.Config(make_app(server), log_level="error", timeout_graceful_shutdown=1))
     return running, asyncio.create_task(running.serve(sockets=[listening]))

@@ -1,7 +1,9 @@
 """Whole replays against a real HTTP server: phases, the report's shape, batches and plain requests."""
 
+import asyncio
 import io
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +11,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from loadgen.client.abilities import COMPLETIONS, Abilities, RequestMaker
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
+from loadgen.offline.bodies import OfflineMaker
+from loadgen.offline.requests import OfflineRequests
 from loadgen.progress import NoProgress
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report.report import Report
 from loadgen.report.slo import parse_slo
 from loadgen.report.table import print_report
 from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.prompts import text_prompts
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace
 from shared.json_text import json_text
-from tests.loadgen.openai_server import OpenAIServer
+from tests.loadgen.openai_server import OpenAIServer, serve
 
 FIGURES = {"mean", "p50", "p90", "p99"}
 LATENCIES = {"ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms"}
@@ -192,6 +198,68 @@ async def test_plain_requests_end_with_the_backlog(plan: ReplayPlan, server: Ope
     assert report.offline.elapsed_s < 60
 
 
+async def test_plain_requests_go_again_to_a_server_that_takes_none_for_a_while(
+    plan: ReplayPlan, server: OpenAIServer
+) -> None:
+    server.fail_with = 503
+    plan = replace(plan, requests=[], prompts=plan.prompts[:30], offline_mode="requests", offline_concurrency=3)
+    running = asyncio.create_task(run(replace(plan, scaling=Scaling(duration_s=60)), server))
+    await server.until(lambda: server.num_refused >= 5)
+    server.fail_with = None
+    report = await running
+    assert report.offline is not None
+    assert (report.offline.completed, report.offline.errors, report.offline.exhausted) == (30, 0, True)
+    again = f"replay: the server did not take offline requests, which went again: {server.num_refused} times"
+    assert again in report.notes
+
+
+async def test_plain_requests_wait_for_a_server_that_breaks_connections(plan: ReplayPlan) -> None:
+    broken: asyncio.Queue[None] = asyncio.Queue()
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        broken.put_nowait(None)
+
+    gone = await asyncio.start_server(hang_up, "127.0.0.1")
+    port = gone.sockets[0].getsockname()[1]
+    abilities = Abilities(COMPLETIONS, token_ids=False, exact_output=False, batches=False)
+    maker = OfflineMaker(RequestMaker(abilities, "tiny", text_prompts(None, None, "salt")))
+    async with OpenAIClient(f"http://127.0.0.1:{port}", 10) as client, asyncio.timeout(60):
+        offline = OfflineRequests(client, maker, plan.prompts[:30], lambda done, backlog: None, concurrency=3)
+        now_s = time.perf_counter()
+        running = asyncio.create_task(offline.run(now_s, now_s + 60))
+        for _ in range(5):
+            await broken.get()
+        assert len(offline.records) == 3, "no other request is tried"
+        gone.close()  # and none listens until the next does
+        await gone.wait_closed()
+        served, serving = serve(OpenAIServer(), port)
+        await running
+    served.should_exit = True
+    await serving
+    report = offline.report()
+    assert (report.completed, report.errors, report.exhausted) == (30, 0, True)
+
+
+async def test_a_plain_request_that_is_refused_for_good_goes_once(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.fail_with = 400
+    report = await run(replace(plan, requests=[], prompts=plan.prompts[:9], offline_mode="requests"), server)
+    assert report.offline is not None
+    assert (report.offline.completed, report.offline.errors, server.num_refused) == (0, 9, 9)
+    assert "replay: 9 offline requests failed: 400: out of order" in report.notes
+
+
+async def test_tokens_of_plain_requests_are_counted_as_those_of_a_batch(plan: ReplayPlan, server: OpenAIServer) -> None:
+    """The prompts that are known, and not yet sent, count too: those of the first are no sample of the others."""
+    lengths = [OfflinePrompt(2, num_prompt_tokens=8)] * 500 + [OfflinePrompt(2, num_prompt_tokens=32)] * 500
+    plan = replace(plan, requests=[], prompts=lengths)
+    server.gap_s, server.generated_per_s, server.batch_lines_per_s = 0.02, 5000.0, 100.0
+    for way in ({"offline_mode": "requests"}, {"count_generated": True}):
+        report = await run(replace(plan, **way), server)
+        assert report.offline is not None and report.offline.output_tokens_per_s
+        assert report.offline.total_tokens_per_s == pytest.approx(11 * report.offline.output_tokens_per_s, rel=0.01)
+
+
 async def test_no_busy_counter_no_harvest_but_a_note(plan: ReplayPlan, server: OpenAIServer) -> None:
     report = await run(replace(plan, baseline=True), server)
     assert report.harvest is None
@@ -204,6 +272,16 @@ async def test_failures_are_counted_and_noted(plan: ReplayPlan, server: OpenAISe
     assert report.online is not None
     assert (report.online.errors, report.online.completed, report.online.ttft_ms) == (20, 0, None)
     assert "replay: 20 online requests failed: 500: out of order" in report.notes
+
+
+async def test_no_slo_is_kept_where_requests_fail_and_it_is_said(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.max_answered = 5
+    slos = [parse_slo("ttft_p99<=60s"), parse_slo("tbt_mean<=60s")]
+    report = await run(replace(plan, prompts=[], slos=slos), server)
+    assert report.online is not None
+    assert (report.online.completed, report.online.errors) == (5, 15)
+    assert [slo.met for slo in report.slo] == [False, False]
+    assert "15 of 20 online requests failed: for the SLOs they are infinitely late" in report.notes
 
 
 async def test_lengths_are_cut_to_the_server_s_context(plan: ReplayPlan, server: OpenAIServer) -> None:

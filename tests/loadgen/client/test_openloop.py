@@ -124,9 +124,20 @@ async def test_the_probe_finds_the_server_s_form(
     assert loop.records[0].prompt_tokens == 300
 
 
-async def test_a_server_without_completions_is_named() -> None:
+async def test_a_server_that_is_not_there_is_named() -> None:
     async with OpenAIClient("http://127.0.0.1:1/v1", 1) as client:
         with pytest.raises(ServerError, match=r"cannot reach http://127\.0\.0\.1:1"):
             await client.models()
-        with pytest.raises(ServerError, match="answers no completion request"):
+        with pytest.raises(ServerError, match="takes no request now"):
             await probe(client, "tiny", None, None, "salt")
+
+
+async def test_a_server_that_is_away_for_a_moment_is_not_taken_for_another_kind(server: OpenAIServer) -> None:
+    server.failing_probes = 1
+    async with OpenAIClient(server.url, 10) as client:
+        with pytest.raises(ServerError, match=r"takes no request now \(503: restarting\)"):
+            await make(server, client)
+        server.failing_lists = 1
+        with pytest.raises(ServerError, match=r"/v1/batches.* answered 503: restarting"):
+            await make(server, client)
+        assert (await make(server, client)).abilities.batches
