@@ -3,6 +3,7 @@ here needs more than Python, so that it runs where little is installed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -85,8 +86,9 @@ def flat(results: Results) -> Iterator[Row | str]:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """The nearest-rank quantile of ascending values. Raises IndexError where there are none."""
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+    """The nearest-rank quantile of ascending values: the least one that a share ``q`` of them is not above. Raises
+    IndexError where there are none."""
+    return ordered[max(0, math.ceil(round(q * len(ordered), 9)) - 1)]
 
 
 def quantiles(ordered: Sequence[float], qs: Mapping[str, float], digits: int = 2) -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from matplotlib.figure import Figure
 
 from benchmarks.harness.charts import Curve, Panel, draw
-from benchmarks.harness.table import Result, Results, Row
+from benchmarks.harness.table import Result, Results, Row, quantile
 from benchmarks.reliability.overload_run import OverloadRun, Stage
 from benchmarks.reliability.sampling import StackSample
 from benchmarks.reliability.soak_report import COLOURS
@@ -57,7 +57,7 @@ def kept(stages: Sequence[Stage], slos: Sequence[str]) -> Iterator[str]:
             summary = summarize(getattr(LatencySamples.of(stage.records), slo.metric))
             if summary is not None and not slo.relative:
                 value = getattr(summary, slo.statistic)
-                yield f"{text}, {stage.name}: {value:,.0f} ms, {'kept' if value <= slo.limit else 'BROKEN'}."
+                yield f"{text}, {stage.name}: {value:,.0f} ms, {'kept' if slo.is_met(value, slo.limit) else 'BROKEN'}."
 
 
 def retry_words(stage: Stage) -> Iterator[str]:
@@ -65,7 +65,7 @@ def retry_words(stage: Stage) -> Iterator[str]:
     for tally in stage.tallies:
         if tally.retry_after_s:
             ordered = sorted(tally.retry_after_s)
-            least_s, middle_s, most_s = ordered[0], ordered[len(ordered) // 2], ordered[-1]
+            least_s, middle_s, most_s = ordered[0], quantile(ordered, 0.5), ordered[-1]
             yield f"{tally.name}: Retry-After {least_s:.0f} to {most_s:.0f} s, in the middle {middle_s:.0f}."
 
 

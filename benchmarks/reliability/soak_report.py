@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from matplotlib.figure import Figure
 
 from benchmarks.harness.charts import Curve, Panel, draw
-from benchmarks.harness.table import Result, Results
+from benchmarks.harness.table import Result, Results, quantile
 from benchmarks.reliability.sampling import ProcessSample, StackSample
 from benchmarks.reliability.slopes import Slope, slope
 from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, YELLOW
@@ -107,7 +107,7 @@ def report(samples: Sequence[StackSample], warm_up_min: float) -> Results:
     hours = (samples[-1].time_s - samples[0].time_s) / 3600
     yield (
         f"\n{hours:.2f} hours, of which the first {warm_up_min:g} minutes do not count; the machine's load average was "
-        f"{loads[0]:.1f} to {loads[-1]:.1f}, in the middle {loads[len(loads) // 2]:.1f}."
+        f"{loads[0]:.1f} to {loads[-1]:.1f}, in the middle {quantile(loads, 0.5):.1f}."
     )
     yield verdict(lines, restarts(samples))
     yield Result([], drawn(samples))

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.figures.trace_lab import TraceOptions
-from benchmarks.harness.command import Table, quantiles, show
+from benchmarks.harness.command import Table, quantile, quantiles, show
 from benchmarks.harness.stack import usage_of
 from benchmarks.harness.turns import in_turns
 from benchmarks.simulator.slo_search import SLOS
@@ -41,9 +43,17 @@ def test_quantiles_are_those_of_ranks() -> None:
     values = [1.0, 2.0, 3.0, 4000.0]
     assert quantiles(values, {"least": 0.0, "p50": 0.5, "max": 1.0}, digits=1) == {
         "least": "1.0",
-        "p50": "3.0",
+        "p50": "2.0",
         "max": "4,000.0",
     }
+
+
+@given(st.lists(st.integers(0, 20), min_size=1), st.sampled_from([0.0, 0.07, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0]))
+def test_a_quantile_is_the_nearest_rank_s(values: list[int], q: float) -> None:
+    """The least value that so many percent are not above."""
+    ordered, percent = sorted(values), round(100 * q)
+    reached = [value for value in ordered if 100 * sum(each <= value for each in ordered) >= percent * len(ordered)]
+    assert quantile(ordered, q) == reached[0]
 
 
 def test_each_has_as_many_turns_and_is_first_as_often() -> None:
