@@ -24,7 +24,7 @@ from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark
 from benchmarks.harness.local_stack import local_stack
 from benchmarks.reliability.overload_report import report
 from benchmarks.reliability.overload_run import OverloadRun, Plan
-from benchmarks.reliability.tables import with_file
+from benchmarks.reliability.tables import end_cut_short, with_file
 from loadgen.progress import bars_on
 from loadgen.stopping import run_until_signalled
 from shared.process.file_limit import raise_file_limit
@@ -112,7 +112,7 @@ def main(
     runs: list[OverloadRun] = []
     before = os.getloadavg()[0]
     with bars_on(Console(stderr=True)) as bars:
-        asyncio.run(
+        stopped_by = asyncio.run(
             run_until_signalled(
                 overload(
                     runs,
@@ -125,3 +125,4 @@ def main(
         )
     for run in runs:
         yield from with_file(report(run, slo, before), out / f"overload_{engine}.png")
+    end_cut_short(stopped_by)

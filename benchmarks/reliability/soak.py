@@ -4,7 +4,8 @@ benchmarks.reliability.soak --hours 2 --out FOLDER``.
 ``slackwater up`` with the simulated engine; streams, flex requests, batches that are followed or cancelled and whose
 files are deleted, uploads, lists, keys that are made and revoked, clients that leave at once or do not read, dashboards
 that are opened and closed, and an executor that joins, changes its pool, is drained and ends. Samples are in FOLDER as
-they come, so a run that is cut short is reported too; ``--report`` makes table and picture of a run anew.
+they come, so a run that is cut short is reported too, though ``--keep`` does not keep it; ``--report`` makes table and
+picture of a run anew.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from benchmarks.reliability.kinds.slow_readers import SlowReaders
 from benchmarks.reliability.kinds.tally import Kind
 from benchmarks.reliability.sampling import Sampler, StackSample, read_samples
 from benchmarks.reliability.soak_report import report
-from benchmarks.reliability.tables import tally_rows, with_file
+from benchmarks.reliability.tables import end_cut_short, tally_rows, with_file
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.progress import bars_on
 from loadgen.stopping import run_until_signalled
@@ -112,19 +113,23 @@ class Run:
 @benchmark
 def main(
     out: Annotated[Path, typer.Option(help="A folder for samples, logs, table and picture.", file_okay=False)],
-    hours: Annotated[float, typer.Option(help="How long; cut short by Ctrl-C, it reports what there is.")] = 2.0,
+    hours: Annotated[
+        float, typer.Option(help="How long; cut short by Ctrl-C, it reports what there is, and keeps nothing.")
+    ] = 2.0,
     rate: Annotated[float, typer.Option(help="Streams a second; the other kinds are in proportion.")] = 3.0,
     warm_up_min: Annotated[float, typer.Option(help="Minutes at the beginning that do not count.")] = 15.0,
     objects_s: Annotated[float, typer.Option(help="Seconds between two counts of Python's objects.")] = 120.0,
     trace: Annotated[bool, typer.Option(help="Note where memory was asked for too; slows the stack down.")] = False,
     report_only: Annotated[bool, typer.Option("--report", help="Only table and picture of the run in FOLDER.")] = False,
 ) -> Results:
+    stopped_by = None
     if not report_only:
         out.mkdir(parents=True, exist_ok=True)
         (out / SAMPLES).unlink(missing_ok=True)
         shutil.rmtree(out / OBJECTS, ignore_errors=True)
         run = Run(out, hours, rate)
-        asyncio.run(run_until_signalled(soak(run, trace, objects_s, Console(stderr=True))))
+        stopped_by = asyncio.run(run_until_signalled(soak(run, trace, objects_s, Console(stderr=True))))
         yield from tally_rows([kind.tally for kind in run.kinds])
     samples = read_samples(out / SAMPLES) if (out / SAMPLES).exists() else []
     yield from with_file(report(samples, warm_up_min), out / "soak.png")
+    end_cut_short(stopped_by)

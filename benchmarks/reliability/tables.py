@@ -1,7 +1,11 @@
 """Tables that overload and long runs share."""
 
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import typer
 
 from benchmarks.harness.table import Result, Results, Row
 from benchmarks.reliability.kinds.tally import Tally
@@ -32,3 +36,10 @@ def with_file(results: Results, file: Path) -> Results:
         if isinstance(result, Result):
             result.picture.savefig(file)
         yield result
+
+
+def end_cut_short(stopped_by: signal.Signals | None) -> None:
+    """To be called last. Raises Exit for a run that a signal has ended: what has been shown of it is not kept."""
+    if stopped_by is not None:
+        print("cut short: what is shown is not kept", file=sys.stderr)
+        raise typer.Exit(128 + stopped_by)

@@ -3,15 +3,24 @@
 import asyncio
 import ctypes
 import math
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
-from benchmarks.harness.command import DEFAULT_MODEL
-from benchmarks.harness.table import Result
+from benchmarks.harness.command import DEFAULT_MODEL, keep_all
+from benchmarks.harness.kept import Place
+from benchmarks.harness.local_stack import UP_LOG
+from benchmarks.harness.page import EXIT_INTERRUPTED
+from benchmarks.harness.stack import wait_until
+from benchmarks.harness.table import Result, Results
 from benchmarks.reliability.kinds.looking import Viewers
 from benchmarks.reliability.kinds.tally import Tally
 from benchmarks.reliability.overload import StackPlan, overload
@@ -21,7 +30,7 @@ from benchmarks.reliability.sampling import SUPERVISOR, Held, ProcessSample, Sta
 from benchmarks.reliability.slopes import NUM_BLOCKS, slope
 from benchmarks.reliability.soak import OBJECTS, SAMPLES, Run, soak
 from benchmarks.reliability.soak_report import FLAT, SHORT, lines_of, report, restarts, verdict
-from benchmarks.reliability.tables import with_file
+from benchmarks.reliability.tables import end_cut_short, with_file
 from loadgen.client.records import RequestRecord
 from loadgen.errors import ServerError
 from loadgen.progress import bars_on
@@ -29,6 +38,7 @@ from loadgen.progress import bars_on
 MIB_AT_MOST = 1024.0  # of one process: several times what it has, and less than what an unbounded queue comes to
 PROCESSES = {"nats-server", "predictor", "profiler", "offline-queue", "executor-0", "gateway", SUPERVISOR}
 BARS = Console(quiet=True)
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_slope_is_found_in_noise_and_its_error_covers_the_truth() -> None:
@@ -61,6 +71,31 @@ def test_what_is_too_uncertain_is_not_called_flat() -> None:
     assert found is not None and found.verdict(1.0) == "cannot be told yet"
     even = slope(times_s, [5.0] * 96)
     assert even is not None and (even.per_hour, even.mean, even.verdict(0.0)) == (0.0, 5.0, FLAT)
+
+
+def test_a_run_that_is_cut_short_is_shown_and_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def results() -> Results:
+        yield {"n": "1"}
+        end_cut_short(signal.SIGINT)
+
+    with pytest.raises(typer.Exit) as ended:
+        keep_all(Place.of("page/table"), results(), 7, tmp_path)
+    shown = capsys.readouterr()
+    assert ended.value.exit_code == EXIT_INTERRUPTED and not [*tmp_path.iterdir()]
+    assert "| 1 |" in shown.out and shown.err == "cut short: what is shown is not kept\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["overload", "soak"])
+def test_ctrl_c_keeps_no_half_of_a_run(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", f"benchmarks.reliability.{name}", "--out", "out", "--keep", "page/table"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        wait_until((tmp_path / "out" / UP_LOG).exists)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == EXIT_INTERRUPTED and "cut short: what is shown is not kept" in errors
+    assert not (tmp_path / "docs").exists()
 
 
 def stack_sample(number: int, gateway_pid: int, rss_mib: float) -> StackSample:
