@@ -29,7 +29,11 @@ def results(
     only: OnlyOption = None,
     as_list: Annotated[bool, typer.Option("--list", help="What is made by which command.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Which are older than their code; runs nothing, and ends with 1 if any is.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Which are older than their code; runs nothing, and ends with 1 if any is, or if that cannot be said.",
+        ),
     ] = False,
     render: Annotated[bool, typer.Option("--render", help="Write what is kept into the pages; runs nothing.")] = False,
     data: DataOption = Path(),
@@ -63,18 +67,17 @@ def chosen(kept: Mapping[Place, Kept], only: Sequence[str] | None) -> Mapping[Pl
 
 
 def show_ages(kept: Mapping[Place, Kept], docs: Path = DOCS, root: Path = ROOT) -> bool:
-    """Whether one is older than its code in the repository at ``root``, or a page shows something else than what is
-    kept."""
-    num_older = 0
-    for place, each in kept.items():
-        age = age_of(each.origin, root)
-        num_older += bool(age.commits)
+    """Whether one is not known to be as new as its code in the repository at ``root``, or a page shows something else
+    than what is kept."""
+    ages = {place: age_of(each.origin, root) for place, each in kept.items()}
+    for place, age in ages.items():
         print(f"{place}  {age.words()}")
     other = [page for page, text in pages(kept, docs).items() if page.read_text() != text]
     for page in other:
         print(f"{page} shows something else than what is kept of it: --render")
-    print(f"{num_older} of {len(kept)} are older than their code")
-    return bool(num_older or other)
+    num_older, num_unknown = (sum(bool(getattr(age, of)) for age in ages.values()) for of in ("commits", "unknown"))
+    print(f"{num_older} of {len(kept)} are older than their code; of {num_unknown} that cannot be said")
+    return bool(other) or not all(age.is_new for age in ages.values())
 
 
 def pages(kept: Mapping[Place, Kept], docs: Path = DOCS) -> dict[Path, str]:

@@ -26,6 +26,11 @@ class Age:
     commits: Sequence[str] = ()
     unknown: str = ""
 
+    @property
+    def is_new(self) -> bool:
+        """The code is as it was, for all that is known."""
+        return not (self.commits or self.unknown)
+
     def words(self) -> str:
         if self.unknown:
             return f"unknown: {self.unknown}"
@@ -41,16 +46,30 @@ def age_of(origin: Origin, root: Path = ROOT) -> Age:
         return Age(unknown="no revision")
     if origin.command is None or not (paths := paths_of(origin.command, root)):
         return Age(unknown="no command of this project")
-    made_at = origin.revision.removesuffix(DIRTY)
+    if origin.revision.endswith(DIRTY):
+        return Age(unknown=f"revision {origin.revision}, and what was not committed then")
+    made_at = origin.revision
     now = git(root, "rev-parse", "HEAD") or ""
     listed = git(root, "diff", "--name-only", "--no-renames", made_at, now, "--", *paths)
     if listed is None:
-        return Age(unknown=f"revision {origin.revision} is not in this repository")
+        return Age(unknown=f"revision {made_at} is not in {_this_repository(root)}")
     changed = listed.splitlines()
     before, after = _meanings(root, made_at, changed), _meanings(root, now, changed)
     older = [path for path in changed if before[path] != after[path]]
-    log = git(root, "log", "--format=%h %s", f"{made_at}..{now}", "--", *older) if older else None
-    return Age((log or "").splitlines())
+    if not older:
+        return Age()
+    log = git(root, "log", "--format=%h %s", f"{made_at}..{now}", "--", *older)
+    if not log or git(root, "merge-base", "--is-ancestor", made_at, now) is None:
+        return Age(
+            unknown=f"revision {made_at} has another {older[0]}, and is none before HEAD in {_this_repository(root)}"
+        )
+    return Age(log.splitlines())
+
+
+def _this_repository(root: Path) -> str:
+    if git(root, "rev-parse", "--is-shallow-repository") == "true":
+        return "this shallow clone: git fetch --unshallow"
+    return "this repository"
 
 
 def _meanings(root: Path, revision: str, paths: Sequence[str]) -> dict[str, int | None]:

@@ -148,11 +148,38 @@ def test_what_runs_the_product_rests_on_all_of_it() -> None:
         ("python -m benchmarks.bench", "0123456789ab", "not in this repository"),
         ("python -m benchmarks.gone", "HEAD", "no command"),
         (None, "HEAD", "no command"),
+        ("python -m benchmarks.bench", "HEAD-dirty", "what was not committed"),
     ],
 )
-def test_what_is_not_known_is_said(project: Path, command: str | None, revision: str | None, why: str) -> None:
-    age = age_of(made_by(command, revision).origin, project)
-    assert not age.commits and why in age.words()
+def test_what_is_not_known_is_said_and_not_taken_for_new(
+    project: Path, command: str | None, revision: str | None, why: str
+) -> None:
+    kept = made_by(command, revision)
+    age = age_of(kept.origin, project)
+    assert not age.commits and not age.is_new and why in age.words()
+    keep(project / "docs", Place("page", "table"), kept)
+    assert show_ages(all_kept(project / "docs"), project / "docs", project)
+
+
+def test_a_table_of_another_branch_is_not_as_new_as_its_code(project: Path) -> None:
+    """Whether it goes on from here, or from before."""
+    before = git(project, "rev-parse", "HEAD")
+    made_at = commit(project, kernels__far="changed = True\n")
+    origin = made_by("python -m benchmarks.bench", made_at).origin
+    assert age_of(origin, project).is_new
+    git(project, "reset", "--hard", before)
+    for text in ("changed = True\n", ""):
+        age = age_of(origin, project)
+        assert f"revision {made_at} has another kernels/far.py" in age.words() and not age.is_new
+        commit(project, services__other=text)
+
+
+def test_a_shallow_clone_says_what_it_lacks(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    at, clone = git(project, "rev-parse", "HEAD"), tmp_path_factory.mktemp("clone")
+    commit(project, shared__near="changed = True\n")
+    git(clone, "clone", "--depth", "1", f"file://{project}", "here")
+    age = age_of(made_by("python -m benchmarks.bench", at).origin, clone / "here")
+    assert age.words() == f"unknown: revision {at} is not in this shallow clone: git fetch --unshallow"
 
 
 def test_a_check_names_older_tables_and_pages_that_show_something_else(
@@ -179,12 +206,14 @@ def test_figures_of_one_paper_with_the_same_options_are_one_command(tmp_path: Pa
         "bros/pressure": "python -m benchmarks.figures bros pressure --duration 150",
         "benchmarks/batch": "python -m benchmarks.gateway.batch_scale -- --pool-mb 32",
         "benchmarks/alone": "python -m benchmarks.vllm.alone --prompts gsm8k_test.jsonl.gz",
+        "vllm_side_by_side/small": "python -m benchmarks.vllm --name small --load 50",
     }
     jobs = jobs_of({Place.of(place): made_by(command) for place, command in commands.items()})
     words = [job.words(tmp_path)[2:] for job in jobs]
     assert words[0] == ["benchmarks.figures", "bros", "rates", "kv", "--duration", "60"]
     assert words[1] == ["benchmarks.figures", "bros", "pressure", "--duration", "150"]
     assert words[2] == ["benchmarks.gateway.batch_scale", "--keep", "benchmarks/batch", "--", "--pool-mb", "32"]
+    assert words[4] == ["benchmarks.vllm", "--name", "small", "--load", "50"]
     assert words[3][-1] == str(tmp_path / "gsm8k_test.jsonl.gz")
     assert jobs[3].missing(tmp_path) == [] and jobs[3].missing(tmp_path / "docs") == ["gsm8k_test.jsonl.gz"]
 
