@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.harness.command import model_folder
+from benchmarks.harness.kept import Place
 from benchmarks.harness.origin import origin_now
 from benchmarks.harness.page import EXIT_INTERRUPTED, figure_progress
 from benchmarks.vllm.comparison import Comparison
@@ -26,6 +27,11 @@ DEFAULT_LOADS = (20.0, 50.0, 80.0)
 DEFAULT_SYSTEMS = ("vllm-priority", "slackwater-vllm", "slackwater-torch")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def _figure_name(text: str) -> str:
+    """Raises ValueError for one that cannot be."""
+    return Place.of(f"{PAGE.name}/{text}").name
 
 
 @app.command(no_args_is_help=True)
@@ -57,7 +63,13 @@ def side_by_side(
     work: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Where each run's report and the servers' logs go.")
     ] = Path(".side-by-side"),
-    resume: Annotated[bool, typer.Option("--resume", help="Take over the runs that are in the --work folder.")] = False,
+    name: Annotated[
+        str,
+        typer.Option(parser=_figure_name, metavar="NAME", help="Of the figure: another stands beside the main one."),
+    ] = NAME,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take over the runs in the --work folder: of this code and machine only.")
+    ] = False,
     progress: ProgressOption = None,
 ) -> None:
     """Offline throughput under the same SLOs: vLLM with as many offline requests at a time as keep them, Slackwater as
@@ -73,7 +85,7 @@ def side_by_side(
         names = list(dict.fromkeys(system or DEFAULT_SYSTEMS))
         systems = list(map(system_named, names))
         shares = sorted({percent / 100 for percent in load or DEFAULT_LOADS})
-        store = RunStore(work, setting, resume)
+        store = RunStore(work, setting, origin, resume)
         raise_file_limit()
         with figure_progress(console, is_shown(progress), len(shares)) as shown:
             comparison = Comparison(
@@ -82,7 +94,7 @@ def side_by_side(
                 shares,
                 store,
                 shown,
-                lambda: PAGE.write(out, NAME, result_of(comparison.cells, setting), origin),
+                lambda: PAGE.write(out, name, result_of(comparison.cells, setting), origin),
                 max_runs,
                 repeats,
             )

@@ -184,13 +184,15 @@ class _Lazy:
 
 
 def mean_of(reports: Sequence[OnlineReport]) -> OnlineReport:
-    """Each latency figure, and the share of time under way, the mean of the runs'; the rest is the first run's."""
+    """Each latency figure, and the share of time under way, the mean of the runs'; errors those of the run with the
+    most; the rest is the first run's."""
     changes: dict[str, Summary | float | None] = {}
     for name in LATENCIES:
         if summaries := [msgspec.structs.astuple(each) for report in reports if (each := getattr(report, name))]:
             changes[name] = Summary(*map(fmean, zip(*summaries, strict=True)))
     changes["under_way_share"] = fmean(report.under_way_share or 0.0 for report in reports)
-    return msgspec.structs.replace(reports[0], **changes)
+    errors = max(report.errors for report in reports)
+    return msgspec.structs.replace(reports[0], errors=errors, **changes)
 
 
 def _mean_offline(reports: Sequence[OfflineReport]) -> OfflineReport:

@@ -1,10 +1,12 @@
-"""What is kept of the runs, so that an interrupted comparison goes on where it was."""
+"""What is kept of the runs, so that an interrupted comparison goes on where it was, with the same code and machine."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from benchmarks.harness.origin import DIRTY, Origin
 from benchmarks.vllm.workload import Setting
 from loadgen.errors import WorkloadError
 from loadgen.report.report import Report
@@ -13,18 +15,22 @@ T = TypeVar("T")
 
 
 class RunStore:
-    """A folder with one JSON file for each whole run, ``SYSTEM/NAME.json``, and the setting that all of them share."""
+    """A folder with one JSON file for each whole run, ``SYSTEM/NAME.json``, the setting that all of them share, and the
+    origin of the first."""
 
-    def __init__(self, folder: Path, setting: Setting, resume: bool) -> None:
-        """Raises WorkloadError for a folder with runs that are not to be taken over, or of another setting."""
+    def __init__(self, folder: Path, setting: Setting, origin: Origin, resume: bool) -> None:
+        """Raises WorkloadError for a folder with runs that are not to be taken over, or of another setting, other code
+        or another machine."""
         self.folder = folder
         if (found := _read(self._path("setting"), Setting)) and not resume:
             raise WorkloadError(f"{folder} holds runs: go on with --resume, or choose another folder with --work")
-        if found and found != setting:
-            pairs = zip(vars(found).items(), vars(setting).values(), strict=True)
-            others = ", ".join(f"{name} {value}, not {other}" for (name, value), other in pairs if value != other)
+        if found and (others := _others(vars(found), vars(setting))):
             raise WorkloadError(f"{folder} holds runs of another setting ({others}): use --work")
+        if found and (others := _other_origin(_read(self._path("origin"), Origin), origin)):
+            raise WorkloadError(f"{folder} holds runs of another origin ({others}): use --work")
         try:
+            if not found:
+                _write(self._path("origin"), origin)
             _write(self._path("setting"), setting)
         except OSError as error:
             raise WorkloadError(f"cannot write {folder}: {error.strerror}") from error
@@ -53,6 +59,20 @@ class RunStore:
         return self.folder.joinpath(*names[:-1], f"{names[-1]}.json")
 
 
+def _others(found: Mapping[str, object], wanted: Mapping[str, object]) -> str:
+    """What differs, in words; empty where nothing does."""
+    pairs = ((name, value, wanted[name]) for name, value in found.items())
+    return ", ".join(f"{name} {value}, not {other}" for name, value, other in pairs if value != other)
+
+
+def _other_origin(found: Origin | None, now: Origin) -> str:
+    """Where runs of both may not stand in one table. Nobody knows what code was that had not been committed."""
+    if found is None or found.revision is None or found.revision.endswith(DIRTY):
+        return "revision " + ("unknown" if found is None or found.revision is None else found.revision)
+    first, second = ({"revision": each.revision, "machine": each.machine} for each in (found, now))
+    return _others(first, second)
+
+
 def _read(path: Path, type: type[T]) -> T | None:
     """None where there is no file. Raises WorkloadError for one of another kind."""
     try:
@@ -63,7 +83,7 @@ def _read(path: Path, type: type[T]) -> T | None:
         raise WorkloadError(f"{path}: {error}") from error
 
 
-def _write(path: Path, value: Setting | Report | dict[float, float]) -> None:
+def _write(path: Path, value: Setting | Origin | Report | dict[float, float]) -> None:
     """In one step, so that an interrupt leaves no half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".tmp")

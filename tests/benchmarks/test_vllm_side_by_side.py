@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
-from benchmarks.harness.origin import origin_now
+from benchmarks.harness.kept import all_kept
+from benchmarks.harness.origin import Origin, origin_now
 from benchmarks.harness.page import FigureProgress
 from benchmarks.vllm.__main__ import app
 from benchmarks.vllm.comparison import Comparison, mean_of
@@ -32,6 +33,7 @@ from loadgen.report.report import OnlineReport, Summary
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from tests.loadgen.openai_server import OpenAIServer
 
+ORIGIN = Origin(command=None, date="2026-01-02", revision="0123456789ab", machine="a CPU, 2 cores", seed=None)
 LADDER = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
 
 
@@ -92,6 +94,12 @@ def test_the_mean_of_baselines() -> None:
     mean = mean_of([online(40.0, 0.4), online(50.0, 0.6)])
     assert mean.tbt_ms == Summary(45.0, 45.0, 45.0, 45.0)
     assert mean.under_way_share == pytest.approx(0.5) and mean.requests == 10
+
+
+def test_a_run_with_failures_is_not_lost_in_a_mean() -> None:
+    failing = msgspec.structs.replace(online(40.0), errors=3)
+    for runs in ([failing, online(40.0)], [online(40.0), failing]):
+        assert mean_of(runs).errors == 3
 
 
 KNOB = Knob("offline requests at a time", (1.0, 2.0, 4.0), 2.0, 8.0)
@@ -159,7 +167,9 @@ async def test_a_comparison_runs_searches_and_is_resumed(
     tmp_path: Path,
 ) -> None:
     theirs, ours = Local(server), Local(server, "slackwater-torch", None)
-    first, done = comparison(setting, model_path, RunStore(tmp_path / "work", setting, resume=False), theirs, ours)
+    first, done = comparison(
+        setting, model_path, RunStore(tmp_path / "work", setting, ORIGIN, resume=False), theirs, ours
+    )
     await first.run()
     assert done == [2] and [cell.system for cell in first.cells] == ["vllm-priority", "slackwater-torch"]
     assert theirs.turned == [8.0, 2.0, 4.0]
@@ -175,7 +185,7 @@ async def test_a_comparison_runs_searches_and_is_resumed(
 
     num_bodies = len(server.bodies)
     again = Local(server), Local(server, "slackwater-torch", None)
-    second, _ = comparison(setting, model_path, RunStore(tmp_path / "work", setting, resume=True), *again)
+    second, _ = comparison(setting, model_path, RunStore(tmp_path / "work", setting, ORIGIN, resume=True), *again)
     await second.run()
     assert second.cells == first.cells
     assert len(server.bodies) == num_bodies and not again[0].starts and not again[1].starts
@@ -188,7 +198,7 @@ async def test_an_interrupted_comparison_keeps_whole_runs_and_goes_on(
     server: OpenAIServer,
     tmp_path: Path,
 ) -> None:
-    store = RunStore(tmp_path, setting, resume=False)
+    store = RunStore(tmp_path, setting, ORIGIN, resume=False)
     interrupted, _ = comparison(setting, model_path, store, Local(server))
     running = asyncio.create_task(interrupted.run())
     await server.until(lambda: any("priority" in body for body in server.bodies))
@@ -197,18 +207,44 @@ async def test_an_interrupted_comparison_keeps_whole_runs_and_goes_on(
         await running
     assert store.rates() and store.get("vllm-priority", "offline-only") is None
     system = Local(server)
-    resumed, _ = comparison(setting, model_path, RunStore(tmp_path, setting, resume=True), system)
+    resumed, _ = comparison(setting, model_path, RunStore(tmp_path, setting, ORIGIN, resume=True), system)
     await resumed.run()
     assert system.turned == [8.0, 2.0, 4.0] and len(resumed.cells) == 1
 
 
 def test_a_folder_with_runs_is_not_mixed_with_others(setting: Setting, tmp_path: Path) -> None:
-    RunStore(tmp_path, setting, resume=False).put_rate(0.5, 0.31)
+    RunStore(tmp_path, setting, ORIGIN, resume=False).put_rate(0.5, 0.31)
     with pytest.raises(WorkloadError, match="go on with --resume"):
-        RunStore(tmp_path, setting, resume=False)
+        RunStore(tmp_path, setting, ORIGIN, resume=False)
     with pytest.raises(WorkloadError, match=r"another setting \(.*window 0.4, not 9.0"):
-        RunStore(tmp_path, replace(setting, window=9.0), resume=True)
-    assert RunStore(tmp_path, setting, resume=True).rates() == {0.5: 0.31}
+        RunStore(tmp_path, replace(setting, window=9.0), ORIGIN, resume=True)
+    later = msgspec.structs.replace(ORIGIN, date="2026-02-03", command="another")
+    assert RunStore(tmp_path, setting, later, resume=True).rates() == {0.5: 0.31}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({}, {"revision": "fedcba987654"}, "revision 0123456789ab, not fedcba987654"),
+        ({}, {"revision": "0123456789ab-dirty"}, "revision 0123456789ab, not 0123456789ab-dirty"),
+        ({}, {"machine": "another, 8 cores"}, "machine a CPU, 2 cores, not another, 8 cores"),
+        ({"revision": "0123456789ab-dirty"}, {"revision": "0123456789ab-dirty"}, "revision 0123456789ab-dirty"),
+        ({"revision": None}, {}, "revision unknown"),
+    ],
+)
+def test_runs_of_other_code_or_another_machine_are_not_taken_over(
+    setting: Setting, tmp_path: Path, before: dict[str, Any], now: dict[str, Any], words: str
+) -> None:
+    RunStore(tmp_path, setting, msgspec.structs.replace(ORIGIN, **before), resume=False)
+    with pytest.raises(WorkloadError, match=rf"another origin \({words}\): use --work"):
+        RunStore(tmp_path, setting, msgspec.structs.replace(ORIGIN, **now), resume=True)
+
+
+def test_runs_whose_origin_is_not_known_are_not_taken_over(setting: Setting, tmp_path: Path) -> None:
+    RunStore(tmp_path, setting, ORIGIN, resume=False)
+    (tmp_path / "origin.json").unlink()
+    with pytest.raises(WorkloadError, match="revision unknown"):
+        RunStore(tmp_path, setting, ORIGIN, resume=True)
 
 
 async def test_tables_and_picture(
@@ -217,7 +253,7 @@ async def test_tables_and_picture(
     server: OpenAIServer,
     tmp_path: Path,
 ) -> None:
-    made, _ = comparison(setting, model_path, RunStore(tmp_path / "work", setting, False), Local(server))
+    made, _ = comparison(setting, model_path, RunStore(tmp_path / "work", setting, ORIGIN, False), Local(server))
     await made.run()
     (cell,) = made.cells
     best = cell.best
@@ -265,6 +301,11 @@ def test_an_unknown_system_is_named(trace_file: Path, prompt_file: Path, tmp_pat
     assert result.exit_code == 2 and "unknown system 'other'; known: vllm-priority" in result.stderr
 
 
+def test_a_name_that_no_figure_can_have_is_refused(trace_file: Path, prompt_file: Path) -> None:
+    result = CliRunner().invoke(app, ["--online", str(trace_file), "--offline", str(prompt_file), "--name", "a/b"])
+    assert result.exit_code == 2 and "a place is PAGE/NAME" in result.stderr
+
+
 @pytest.mark.slow
 def test_vllm_and_slackwater_side_by_side(trace_file: Path, prompt_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
@@ -281,10 +322,11 @@ def test_vllm_and_slackwater_side_by_side(trace_file: Path, prompt_file: Path, t
     ]
     arguments += ["--window", "3", "--warm-up", "1", "--max-runs", "1", "--offline-max-tokens", "8", "--no-progress"]
     arguments += ["--slo", "tbt_mean<=100x", "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
+    arguments += ["--name", "small-steps"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     page = (tmp_path / PAGE.file).read_text()
-    assert result.stdout.strip() in page
+    assert result.stdout.strip() in page and [place.name for place in all_kept(tmp_path)] == ["small-steps"]
     rows = [line for line in page.splitlines() if line.startswith("| 50% |")]
     assert len(rows) == 6 and "vllm-priority:64x4" in page and not any("none kept them" in row for row in rows)
     assert "offline requests at a time: 2" in page and "as it comes" in page
