@@ -28,7 +28,6 @@ class VirtualQueue:
     ) -> None:
         """``order``: an empty one; ``send_abort``: to the executor with this id; ``refuse``: hears of requests that no
         executor can hold."""
-        self.num_entered = 0  # requests, by plans
         self.pool = OfflinePool(order, self._serve_soon, lambda executor_id, request_ids: None)
         self._events = events
         self._send_plan = send_plan
@@ -103,7 +102,6 @@ class VirtualQueue:
     def _plan(self, scheduler: Scheduler) -> list[StepPlan]:
         plans = scheduler.plan()
         for plan in plans:
-            self.num_entered += len(plan.admitted)
             self._send_plan(plan)
         if refused := scheduler.take_refused():
             self._refuse(refused)

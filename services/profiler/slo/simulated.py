@@ -45,18 +45,19 @@ class SimulatedTrials:
         self.knob = knob_of(self.setup.strategy)
 
     def run(self, value: float) -> TrialOutcome:
-        """A budget that no step reaches is the run that found this out."""
+        """From the end of the span on it is the run that holds nothing back."""
         if value not in self.outcomes:
-            reaches_all = self.knob is Knob.BUDGET_MS and self._span is not None and value >= self._span.highest
+            reaches_all = self._span is not None and value >= self._span.highest
             self.outcomes[value] = (self._unbounded if reaches_all else None) or self._run(value)[0]
         return self.outcomes[value]
 
     def span(self) -> Span:
         """By a run that holds nothing back, once. A budget matters from the cheapest step on, up to the longest that
-        run planned; a rate from one request in the window on, up to that run's own."""
+        run planned; a rate from one request in the window on, up to a whole batch in the time of the cheapest step, from
+        where on nobody waits for it. The mean rate of that run is no such end: it evens out when requests enter."""
         if self._span is None:
             self._unbounded, phase = self._run(math.inf)
-            self._span = self._budget_span(phase) if self.knob is Knob.BUDGET_MS else self._rate_span(phase)
+            self._span = self._budget_span(phase) if self.knob is Knob.BUDGET_MS else self._rate_span()
         return self._span
 
     def _budget_span(self, phase: VirtualPhase) -> Span:
@@ -64,9 +65,9 @@ class SimulatedTrials:
         longest_ms = max(executor.longest_plan_ms for executor in phase.system.executors.values())
         return Span(lowest_ms, max(lowest_ms, longest_ms * ROUNDING))
 
-    def _rate_span(self, phase: VirtualPhase) -> Span:
-        lowest_qps, num_executors = 1 / self.duration_s, len(phase.system.executors)
-        return Span(lowest_qps, max(lowest_qps, phase.system.queue.num_entered / num_executors / phase.now_s))
+    def _rate_span(self) -> Span:
+        lowest_qps, shortest_s = 1 / self.duration_s, cheapest_step_ms(self.setup.latency) / 1e3
+        return Span(lowest_qps, max(lowest_qps, self.setup.limits.max_num_seqs / shortest_s))
 
     def _run(self, value: float) -> tuple[TrialOutcome, VirtualPhase]:
         has_offline = value != ONLINE_ONLY
