@@ -9,7 +9,8 @@ from loadgen.errors import SloError
 from loadgen.report.slo import Slo, parse_slo
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.job import SearchError, search_aside
-from services.profiler.slo.keeper import PublishedModel, SloKeeper, rename, why_unreachable
+from services.profiler.slo.keeper import LIVE, PublishedModel, SloKeeper, rename, why_unreachable
+from services.profiler.slo.online_watch import OnlineWatch
 from shared.bus import Bucket, Bus, Subscription
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
@@ -25,7 +26,6 @@ from shared.protocol.slo_profile import Knob, ProfileReply, ProfileRequest, SloP
 
 logger = logging.getLogger(__name__)
 
-LIVE = "live"  # what a record of a search by live runs says that it ran on
 TICK_S = 1.0
 SAMPLE_WAIT_S = 2.0
 
@@ -185,9 +185,10 @@ class SloBudgets:
             self._held.discard(profile_key)
 
     def _on_profile(self, key: str, record: SloProfileRecord | None) -> None:
-        """What a search by live runs found for our SLOs is ours."""
+        """What a search by live runs found for our SLOs is ours; what it sent is no workload of the stack's."""
         keeper = None if record is None or record.runs_on != LIVE else self._keepers.get(record.profile_key)
         if keeper and record and keeper.record != record and key == _key(keeper):
+            keeper.online = OnlineWatch(self._clock.unix_s())
             keeper.on_found(rename(record, keeper.slos), self._clock.monotonic_s())
 
     async def _follow_models(self) -> None:

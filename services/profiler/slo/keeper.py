@@ -17,10 +17,11 @@ from shared.protocol.budgets import BudgetRecord, BudgetSource, SloState, SloSta
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.offline import OfflineLength
-from shared.protocol.slo_profile import SloProfileRecord, SloVerdict, plain_spelling
+from shared.protocol.slo_profile import SloProfileRecord, SloVerdict, WorkloadFacts, plain_spelling
 
 REST = 10.0  # between searches, times what the last one took: they get a tenth of a core
 NO_OFFLINE_WORK_MS = 0.0
+LIVE = "live"  # what a record of a search by live runs says that it ran on
 LONGER = 3.0  # a recording, to be worth another search: the first are short, and a p99 of few requests says little
 USUAL_OFFLINE = [OfflineLength(num_prompt_tokens=1024, max_tokens=128)]  # until offline requests have been seen
 
@@ -50,6 +51,7 @@ class SloKeeper:
         self._targets = [Target(slo) for slo in slos if not slo.relative]
         self._feedback: BudgetFeedback | None = None  # None where no budget keeps the SLOs
         self._profiled_model: LatencyModelRecord | None = None
+        self._profiled_workload: WorkloadFacts | None = None  # None where drift is not looked for yet
         self._offline: list[OfflineLength] = []
         self._failure = ""
         self._next_check_s = now_s
@@ -67,9 +69,7 @@ class SloKeeper:
         waits = self.record is None and not self._failure
         settings, workload = self._settings, self.online.workload(unix_s)
         self._next_check_s = now_s if waits else now_s + settings.slo_check_s
-        if workload is None or len(workload.requests) < settings.slo_min_requests:
-            return ""
-        if workload.duration_s < settings.slo_min_s:
+        if workload is None or not (workload.is_full or self._is_enough(workload)):
             return ""
         return self._drift(workload) if self.record is not None else "first"
 
@@ -103,6 +103,7 @@ class SloKeeper:
         held_ms = self._feedback.budget_ms if self._feedback is not None and self._feedback.share < 1.0 else math.inf
         measured_alone_ms = {target.slo.expr: target.measured_alone_ms for target in self._targets}
         self.record, self._profiled_model, self._failure = record, model, ""
+        self._profiled_workload = None if record.runs_on == LIVE else record.workload
         self._next_check_s = now_s + max(self._settings.slo_check_s, REST * took_s)
         self._targets, self._feedback = [], None
         if record.value is not None:
@@ -126,7 +127,7 @@ class SloKeeper:
             source = source if self._feedback.share == 1.0 else BudgetSource.FEEDBACK
             return BudgetRecord(key, round(self._feedback.budget_ms, 3), source, strategy.idle_budget_ms)
         if self.record is not None:
-            return BudgetRecord(key, NO_OFFLINE_WORK_MS, source)
+            return BudgetRecord(key, NO_OFFLINE_WORK_MS, source, strategy.idle_budget_ms)
         if self._start_ms is None:
             return BudgetRecord(key, 0.0, BudgetSource.TOLERANCE, strategy.idle_budget_ms, strategy.tolerance)
         return BudgetRecord(key, self._start_ms, source, strategy.idle_budget_ms)
@@ -139,17 +140,26 @@ class SloKeeper:
         profiled, slos = (profiled_ms, at_s, why), [slo.expr for slo in self.slos]
         return SloStatus(self.info.profile_key, self._state(), *held_to, *profiled, self._note(unix_s), slos)
 
+    def _is_enough(self, workload: Workload) -> bool:
+        settings = self._settings
+        return len(workload.requests) >= settings.slo_min_requests and workload.duration_s >= settings.slo_min_s
+
     def _drift(self, workload: Workload) -> str:
+        """What a live search found was measured, on requests that whoever asked for it had chosen: it holds until the
+        workload and the model are others than when they are first looked at after it."""
         assert self.record is not None and self.model is not None
-        then = self.record.workload
+        then = self._profiled_workload
+        if then is None:
+            self._profiled_workload, self._profiled_model = workload.facts(), self.model.record
+            return ""
         changed = drift(workload.facts(), then, self._settings.slo_drift)
         if changed:
             return f"workload drift: {changed}"
-        if workload.duration_s >= LONGER * then.duration_s:
+        if self.record.runs_on != LIVE and workload.duration_s >= LONGER * then.duration_s:
             return f"longer recording: {workload.duration_s:.0f} s instead of {then.duration_s:.0f} s"
         if self.record.model_revision == self.model.revision:
             return ""
-        changed = model_drift(self.model.record, self._profiled_model, self.record.workload, self.info)
+        changed = model_drift(self.model.record, self._profiled_model, then, self.info)
         return f"model drift: {changed}" if changed else ""
 
     def _state(self) -> SloState:

@@ -20,7 +20,8 @@ from shared.protocol.slo_profile import WorkloadFacts
 
 RECORDED = "recorded"
 SPAN_S = 600.0
-CAPACITY = 5000
+CAPACITY = 5000  # requests of a workload: a search runs it a dozen times
+MOST_KEPT = 10 * CAPACITY  # that have ended, since a workload ends before the oldest request that is still open
 LONGEST_OPEN_S = 60.0  # a request that is open for longer does not hold the end of the recording back
 MODEL_TOLERANCE = 0.05  # share by which models may differ on typical batches
 DECODES = (1, 4, 16, 64)  # of those batches
@@ -29,10 +30,11 @@ DECODES = (1, 4, 16, 64)  # of those batches
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Requests by arrival, in seconds since the beginning. What prompts shared is not recorded: they are taken to share
-    nothing, which is the more work."""
+    nothing, which is the more work. ``is_full``: it is as long as it gets at this rate."""
 
     requests: Sequence[TraceRequest]
     duration_s: float
+    is_full: bool = False
 
     def facts(self, offline: str = "", offline_lengths: Sequence[tuple[int, int]] = ()) -> WorkloadFacts:
         """As a profile tells them; ``offline``: what it was beside, and the prompt and output tokens of that."""
@@ -94,12 +96,14 @@ def typical_batches(workload: WorkloadFacts, info: ExecutorInfo) -> Iterator[Bat
 
 
 class WorkloadRecorder:
-    """The newest ``capacity`` requests that arrived at one executor in the last ``span_s`` seconds, in unix time."""
+    """The newest ``capacity`` requests that arrived at one executor in the last ``span_s`` seconds, in unix time, and
+    are older than any that is open."""
 
     def __init__(self, start_s: float, span_s: float = SPAN_S, capacity: int = CAPACITY) -> None:
         self._start_s = start_s  # what arrived before is not known whole
         self._span_s = span_s
-        self._finished: deque[FinishedOnline] = deque(maxlen=capacity)
+        self._capacity = capacity
+        self._finished: deque[FinishedOnline] = deque(maxlen=max(capacity, MOST_KEPT))
         self._open: dict[str, float] = {}  # gateway -> arrival of its oldest open request
 
     def add(self, served: OnlineServed) -> None:
@@ -123,12 +127,14 @@ class WorkloadRecorder:
         )
         if len(arrived) < 2:
             return None
+        is_full = len(arrived) >= self._capacity
+        arrived = arrived[-self._capacity :]
         first_s = arrived[0].arrival_s
         requests = [
             TraceRequest(each.arrival_s - first_s, each.num_prompt_tokens, max(1, each.num_output_tokens))
             for each in arrived
         ]
-        return Workload(requests, end_s - first_s)
+        return Workload(requests, end_s - first_s, is_full)
 
 
 def _burstiness(requests: Sequence[TraceRequest]) -> float:

@@ -9,13 +9,16 @@ import pytest
 from loadgen.report.slo import parse_slo, parse_slos
 from services.profiler.settings import ProfilerSettings, start_budget_ms
 from services.profiler.slo.job import SloJob
-from services.profiler.slo.keeper import USUAL_OFFLINE, PublishedModel, SloKeeper, rename
+from services.profiler.slo.keeper import LIVE, USUAL_OFFLINE, PublishedModel, SloKeeper, rename
+from services.profiler.slo.workload import CAPACITY
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.budgets import SloState
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.offline import OfflineLength
 from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord
+from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import KEY, executor_info
 
 SLOS = "tbt_mean<=30ms, ttft_p99<=500ms"
@@ -28,9 +31,9 @@ def model(factor: float = 1.0, revision: int = 7) -> PublishedModel:
     return PublishedModel(LatencyModelRecord(KEY, coefficients, 100, 0.01, 0.0), revision)
 
 
-def keeper(slos: str = SLOS, **settings: float) -> SloKeeper:
+def keeper(slos: str = SLOS, info: ExecutorInfo | None = None, **settings: float) -> SloKeeper:
     given = ProfilerSettings(slo=slos, **({"slo_min_requests": 50, "slo_min_s": 10.0} | settings))  # type: ignore[arg-type]
-    return SloKeeper(executor_info(), parse_slos(slos), given, 0.0, BEGIN_S)
+    return SloKeeper(info or executor_info(), parse_slos(slos), given, 0.0, BEGIN_S)
 
 
 def serve(kept: SloKeeper, first_s: float, last_s: float, rate: float, prompt: int = 100, tbt_ms: float = 20.0) -> None:
@@ -93,6 +96,17 @@ def test_a_search_comes_when_model_and_workload_are_there() -> None:
     assert kept.search_because(21.0, BEGIN_S + 21) == ""
 
 
+def test_a_recording_that_is_full_is_searched_with_however_short_it_is() -> None:
+    kept = keeper(slo_min_s=60.0)
+    kept.model = model()
+    serve(kept, 0.0, 30.0, rate=150)
+    assert kept.search_because(30.0, BEGIN_S + 30) == ""
+    serve(kept, 30.0, 40.0, rate=150)
+    assert kept.search_because(40.0, BEGIN_S + 40) == "first"
+    job = kept.job(["tbt_mean<=30ms"], BEGIN_S + 40, "first")
+    assert job is not None and len(job.requests) == CAPACITY
+
+
 def test_what_is_found_becomes_the_budget_with_its_evidence() -> None:
     kept = keeper()
     kept.model = model()
@@ -135,6 +149,41 @@ def test_an_slo_that_cannot_be_kept_lets_no_offline_work_in_and_says_the_best() 
     assert (budget.latency_budget_ms, budget.source) == (0.0, "slo")
     assert status.state is SloState.UNREACHABLE
     assert "not kept even without offline work: tbt_mean<=5ms (at best 1" in status.note
+
+
+def test_an_slo_that_cannot_be_kept_leaves_the_budget_of_steps_without_online_requests() -> None:
+    info = msgspec.structs.replace(executor_info(), strategy=Strategy(idle_budget_ms=80.0))
+    kept = keeper("tbt_mean<=5ms", info)
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    job = kept.job(["tbt_mean<=5ms"], BEGIN_S + 20, "first")
+    assert job is not None
+    kept.on_found(job.run(), 20.0, job.model)
+    budget = kept.budget()
+    assert (budget.latency_budget_ms, budget.idle_budget_ms) == (0.0, 80.0)
+
+
+def test_what_a_live_search_found_holds_until_something_changes_after_it() -> None:
+    """Whatever it was searched with, and however short that was: what was measured then is not compared."""
+    kept = keeper(slo_check_s=60.0)
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    record = found(kept, 20.0)
+    sent = msgspec.structs.replace(record.workload, requests=40, duration_s=4.0, input_tokens_mean=900.0)
+    live = msgspec.structs.replace(record, value=25.0, runs_on=LIVE, workload=sent, model_revision=3)
+    kept.on_found(live, 20.0)
+    serve(kept, 20.0, 35.0, rate=5)
+    assert kept.search_because(81.0, BEGIN_S + 35) == ""
+    serve(kept, 35.0, 200.0, rate=5)
+    kept.model = model(1.02, revision=8)
+    assert kept.search_because(200.0, BEGIN_S + 200) == ""
+    assert kept.budget().latency_budget_ms == 25.0
+    kept.model = model(1.2, revision=9)
+    assert "model drift: a batch is predicted at" in kept.search_because(300.0, BEGIN_S + 200)
+    kept.on_found(live, 300.0)
+    assert kept.search_because(400.0, BEGIN_S + 200) == ""
+    serve(kept, 200.0, 400.0, rate=30)
+    assert "workload drift: requests/s" in kept.search_because(500.0, BEGIN_S + 400)
 
 
 def test_drift_of_workload_and_model_asks_for_another_search() -> None:

@@ -55,6 +55,16 @@ def test_old_requests_and_those_beyond_the_capacity_are_forgotten() -> None:
     assert recorder.workload(149.0) is None
 
 
+def test_a_full_recording_has_the_newest_before_the_oldest_that_is_open() -> None:
+    """However many have come, and ended, since that one came."""
+    recorder = WorkloadRecorder(0.0, capacity=10)
+    for second in range(60):
+        recorder.add(served((float(second), 1, 1), oldest_open_s=20.0))
+        workload = recorder.workload(float(second + 1))
+        assert (workload is not None and workload.is_full) is (second >= 9)
+    assert workload is not None and (len(workload.requests), workload.duration_s) == (10, 10.0)
+
+
 def steady(num_requests: int, gap_s: float, prompt: int = 100) -> Workload:
     return Workload([TraceRequest(n * gap_s, prompt, 10) for n in range(num_requests)], num_requests * gap_s)
 

@@ -14,6 +14,7 @@ from loadgen.replay import ReplayPlan
 from loadgen.stopping import run_until_signalled
 from services.local.commands.parameters import BusOptions
 from services.profiler.slo.cli import SearchOptions, trial_progress_on
+from services.profiler.slo.keeper import LIVE
 from services.profiler.slo.live import LiveTrials, search_live
 from services.profiler.slo.search import SloSearch
 from services.profiler.slo.workload import workload_facts
@@ -104,7 +105,7 @@ async def _record(
     revision = 0  # where none is published yet
     with contextlib.suppress(NotFoundOnBusError):
         revision = (await models.get(info.profile_key)).revision
-    record = search.record(info.profile_key, facts, "live", time.time(), revision, why="asked")
+    record = search.record(info.profile_key, facts, LIVE, time.time(), revision, why="asked")
     if is_whole:
         profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
         await profiles.put(slo_profile_key(info.profile_key, record.slos, record.knob), record)
