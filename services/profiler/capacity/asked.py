@@ -97,7 +97,7 @@ class PlanOptions:
         self, model: str, limits: ExecutorOptions, strategy: Strategy, workload: PlannedWorkload
     ) -> list[DeviceJob]:
         """Raises ValueError for an unknown model or device, and where the model does not fit a device."""
-        tensor_parallels = {device: self._tensor_parallels(model, device) for device in self.devices}
+        tensor_parallels = {device: self._tensor_parallels(model, device, limits) for device in self.devices}
         if limits.step_model is not None and sum(map(len, tensor_parallels.values())) > 1:
             raise ValueError("--step-model is of one kind of executor: give one --device and one --tp with it")
         return [
@@ -114,9 +114,9 @@ class PlanOptions:
             for device, fitting in tensor_parallels.items()
         ]
 
-    def _tensor_parallels(self, model: str, device: str) -> list[int]:
-        wanted = self.tensor_parallel or TENSOR_PARALLELS
-        return fitting_tensor_parallels(architecture_named(model), device_named(device), wanted, DEFAULT_BLOCK_SIZE)
+    def _tensor_parallels(self, model: str, device: str, limits: ExecutorOptions) -> list[int]:
+        wanted, gpus = self.tensor_parallel or TENSOR_PARALLELS, (architecture_named(model), device_named(device))
+        return fitting_tensor_parallels(*gpus, wanted, DEFAULT_BLOCK_SIZE, limits.pipeline_depth)
 
 
 def trace_length_s(options: WorkloadOptions) -> float:

@@ -38,7 +38,7 @@ class DeviceJob:
 
     def run(self, progress: ReplayProgress, so_far: Callable[[DevicePlan], None]) -> DevicePlan:
         """``so_far`` hears of the first step's answer, before the second."""
-        ways = from_the_smallest(self.tensor_parallels, self.max_executors)
+        ways = from_the_smallest(self.tensor_parallels, self.max_executors, self.machine.pipeline_depth)
         trials = peak_trials(ways, self._setup, self.workload, self.slos, progress)
         plan = DevicePlan(self.device, trials)
         if not trials[-1].met:
@@ -58,7 +58,7 @@ class DeviceJob:
         if beside is None:
             problem = "offline work beside these executors breaks the SLOs, however little it is"
             return msgspec.structs.replace(plan, problem=problem)
-        backlog = backlog_of(self.backlog_requests, least.tensor_parallel, beside, most.alone())
+        backlog = backlog_of(self.backlog_requests, least.gpus // least.executors, beside, most.alone())
         return msgspec.structs.replace(plan, beside=beside, backlog=backlog)
 
     def _setup(self, way: Resources) -> ExecutorSetup:
@@ -66,11 +66,11 @@ class DeviceJob:
         return machine.setup(self.strategy, self.seed)
 
 
-def backlog_of(requests: int, tensor_parallel: int, beside: BesideOnline, alone: OfflineReport) -> Backlog:
-    """``alone``: of one executor, with ``tensor_parallel`` GPUs."""
+def backlog_of(requests: int, gpus_each: int, beside: BesideOnline, alone: OfflineReport) -> Backlog:
+    """``alone``: of one executor, which has so many GPUs."""
     beside_h = requests / beside.offline_requests_per_s / 3600 if beside.offline_requests_per_s else None
     alone_h = requests / alone.requests_per_s / 3600 if alone.requests_per_s else None
-    gpu_hours = None if alone_h is None else alone_h * tensor_parallel
+    gpu_hours = None if alone_h is None else alone_h * gpus_each
     spared = gpu_hours / beside_h if beside_h and gpu_hours is not None else None
     return Backlog(requests, beside_h, alone.requests_per_s, alone.total_tokens_per_s or 0.0, gpu_hours, spared)
 

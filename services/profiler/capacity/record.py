@@ -12,8 +12,8 @@ class PeakTrial(msgspec.Struct, frozen=True):
     beyond repair was stopped there: it has no figures."""
 
     executors: int
-    tensor_parallel: int  # GPUs of each executor
-    gpus: int
+    tensor_parallel: int  # GPUs of each stage of an executor, which has one unless a pipeline is asked for
+    gpus: int  # of all executors
     met: bool
     verdicts: list[SloVerdict]  # none of a stopped run
     lost: str = ""  # the SLO that could not be kept any more

@@ -68,11 +68,16 @@ def _least_rows(plan: CapacityPlan) -> list[Row]:
     least = _of_least
     return [
         ("executors", least(lambda trial: str(trial.executors))),
-        ("GPUs of an executor (TP)", least(lambda trial: str(trial.tensor_parallel))),
+        ("GPUs of an executor (TP)", least(_gpus_each)),
         ("GPUs", least(lambda trial: str(trial.gpus))),
         *((f"{expr}, ms", least(_figure(expr))) for expr in plan.slos),
         ("one executor fewer", lambda device: one_fewer(device)),
     ]
+
+
+def _gpus_each(trial: PeakTrial) -> str:
+    stages = trial.gpus // trial.executors // trial.tensor_parallel
+    return f"{trial.tensor_parallel}" if stages == 1 else f"{stages} stages of {trial.tensor_parallel}"
 
 
 def one_fewer(device: DevicePlan) -> str:

@@ -1,5 +1,7 @@
 """The plan of one device: its least resources are the least, and what is kept beside offline work is kept."""
 
+from dataclasses import replace
+
 import pytest
 
 from loadgen.progress import NoProgress
@@ -75,6 +77,15 @@ def test_the_backlog_s_time_is_that_of_the_rates(plan: DevicePlan) -> None:
     alone_h = 1000 / backlog.alone_requests_per_s / 3600
     assert backlog.alone_gpu_hours == pytest.approx(alone_h * plan.least.tensor_parallel)
     assert backlog.gpus_spared == pytest.approx(plan.beside.offline_requests_per_s / backlog.alone_requests_per_s)
+
+
+def test_the_gpus_of_each_stage_are_counted() -> None:
+    job = make_job(budget_ms=25.0)
+    plan = replace(job, machine=replace(job.machine, pipeline_depth=2)).run(NoProgress(), lambda so_far: None)
+    assert all(trial.gpus == 2 * trial.executors * trial.tensor_parallel for trial in plan.trials)
+    assert plan.least is not None and plan.backlog is not None
+    alone_h = 1000 / plan.backlog.alone_requests_per_s / 3600
+    assert plan.backlog.alone_gpu_hours == pytest.approx(alone_h * 2 * plan.least.tensor_parallel)
 
 
 def test_a_budget_that_nobody_set_is_searched_for() -> None:

@@ -23,6 +23,19 @@ def test_one_executor_fewer_comes_before() -> None:
         assert way.executors == 1 or fewer in ways[:index]
 
 
+def test_each_stage_of_a_pipeline_has_gpus_of_its_own() -> None:
+    ways = list(from_the_smallest([1, 2], 2, stages=2))
+    assert [(way.executors, way.tensor_parallel, way.gpus) for way in ways] == [
+        (1, 1, 2),
+        (2, 1, 4),
+        (1, 2, 4),
+        (2, 2, 8),
+    ]
+    assert str(ways[0]) == "1 executor of 2 GPUs"
+    yi, device = architecture_named("yi-34b"), device_named("a100-40g")
+    assert fitting_tensor_parallels(yi, device, [1, 2], 16, stages=2) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("model", "wanted", "fitting"),
     [
