@@ -143,14 +143,14 @@ class ServiceCommands:
         ]
 
     def command(self, model: ModelPlace, name: str, service: str, **own: Any) -> Command:
-        """``own``: settings over those that the stack has for all its services."""
+        """``own``: settings over those that the stack has for all its services; None leaves what those say."""
         options, fields = model.options, SERVICES[service].__struct_fields__
         known = self._known(model)
         strategy: dict[str, Any] = flat(options.kept_strategy()) if STRATEGY in fields else {}
         settings = {field: known[field] for field in fields if field in known} | strategy
-        settings |= options.tables.get(service, {})
+        settings |= options.tables.get(service, {}) | {key: value for key, value in own.items() if value is not None}
         config = str(options.config_file or "")  # empty: none, whatever is where the service starts
-        argv = _python(f"services.{service.replace('-', '_')}", {"config": config, **settings, **own})
+        argv = _python(f"services.{service.replace('-', '_')}", {"config": config, **settings})
         return Command(name, argv, self.data_dir.log(name))
 
     def _known(self, model: ModelPlace) -> dict[str, Any]:

@@ -112,6 +112,16 @@ def test_services_are_told_of_the_other_models(tmp_path: Path) -> None:
     assert setting(commands["executor-large-0"], "other_models") is None
 
 
+def test_a_models_own_table_says_what_its_executors_are_for(tmp_path: Path) -> None:
+    """Unless so many of them are strict."""
+    text = '[[models]]\nmodel = "a"\nengine = "sim"\nexecutors = 2\n[models.executor]\nrole = "relaxed"\n'
+    roles = [setting(each, "role") for each in commands_of(options_of(tmp_path, text), tmp_path).values()]
+    assert [role for role in roles if role] == ["relaxed", "relaxed"]
+    text = '[strategy]\npreset = "ooco"\n' + text.replace("[models.executor]", "strict = 1\n[models.executor]")
+    roles = [setting(each, "role") for each in commands_of(options_of(tmp_path, text), tmp_path).values()]
+    assert [role for role in roles if role] == ["strict", "relaxed"]
+
+
 def test_command_line_and_environment_hold_for_every_model(tmp_path: Path) -> None:
     options = options_of(tmp_path, TWO, {"kv_blocks": 3}, SLACKWATER_MAX_NUM_SEQS="5")
     assert [each.kv_blocks for each in options.models] == [3, 3]
