@@ -1,7 +1,7 @@
 """What a stack's processes say about themselves when they are asked, and an executor's word on taking requests."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from shared.watch.stack_watch import StackView
 PING_WAIT_S = 0.25
 ANSWER_S = 1.0
 EXECUTOR_FIGURES = ("online_waiting", "online_running", "offline_waiting", "offline_running")
+GATEWAY = "gateway"  # name of each
 ORDER_FIGURES = ("output_length_error", "compute_density")  # of an offline order that goes by them
 POOL_FIGURES = ("waiting", "running", "batches")  # of offline-queues' details
 GATEWAY_FIGURES = ("waiting_requests", "refused_requests")  # of a gateway's
@@ -61,7 +62,7 @@ async def ask_stack(bus: Bus, look: Callable[[], StackView]) -> StackReport:
     """Everybody on the bus is asked; ``look`` says what has been seen there by then. Takes ANSWER_S. Raises
     BusError."""
     async with asyncio.TaskGroup() as group:
-        pinging = group.create_task(ping_all(bus, ANSWER_S))
+        pinging = group.create_task(ping_each(bus, ANSWER_S))
         budgeting = group.create_task(_budgets(bus))
         keeping = group.create_task(slo_report(bus))
     answers, view = pinging.result(), look()
@@ -74,7 +75,7 @@ async def ask_stack(bus: Bus, look: Callable[[], StackView]) -> StackReport:
         ready=None,
         processes=[
             ProcessStatus(answer.name, answer.pid, answer.health, None, answer.details)
-            for _, answer in sorted(answers.items())
+            for answer in sorted(answers, key=lambda answer: (answer.name, answer.started_s, answer.pid))
         ],
         executors=beats,
         budgets=[each for each in budgeting.result() if each.profile_key in keys],
@@ -113,19 +114,22 @@ async def set_role(bus: Bus, executor_id: str, role: Role) -> Heartbeat:
     return await _order(bus, executor_id, subjects.role, SetRole(role))
 
 
-def queue_figures(beats: Sequence[Heartbeat], answers: Mapping[str, ServiceStatus]) -> Details:
-    """The executors' sums, the offline pools' own figures as ``pool_...``, and whom the gateway turned away. What an
+def queue_figures(beats: Sequence[Heartbeat], answers: Sequence[ServiceStatus]) -> Details:
+    """The executors' sums, those of the offline pools as ``pool_...``, and of whom gateways turned away. What an
     offline order goes by is told where there is one pool."""
     figures: Details = {name: sum(getattr(beat, name) for beat in beats) for name in EXECUTOR_FIGURES}
-    pools = [answer.details for name, answer in answers.items() if is_queue_at_work(name)]
-    for name in POOL_FIGURES:
-        if counts := [count for pool in pools if isinstance(count := pool.get(name), int)]:
-            figures[f"pool_{name}"] = sum(counts)
-    alone = pools[0] if len(pools) == 1 else {}
-    gateway = answers["gateway"].details if "gateway" in answers else {}
-    for prefix, details, names in (("pool", alone, ORDER_FIGURES), ("gateway", gateway, GATEWAY_FIGURES)):
-        figures |= {f"{prefix}_{name}": details[name] for name in names if name in details}
-    return figures
+    pools = [answer.details for answer in answers if is_queue_at_work(answer.name)]
+    gateways = [answer.details for answer in answers if answer.name == GATEWAY]
+    figures |= _sums("pool", pools, POOL_FIGURES)
+    if len(pools) == 1:
+        figures |= {f"pool_{name}": pools[0][name] for name in ORDER_FIGURES if name in pools[0]}
+    return figures | _sums("gateway", gateways, GATEWAY_FIGURES)
+
+
+def _sums(prefix: str, all_details: Sequence[Details], names: Sequence[str]) -> Details:
+    """None of what nobody tells."""
+    counts = {name: [count for details in all_details if isinstance(count := details.get(name), int)] for name in names}
+    return {f"{prefix}_{name}": sum(each) for name, each in counts.items() if each}
 
 
 def figure_text(value: float | str | None) -> str:

@@ -116,10 +116,10 @@ class StackOnBus:
 
 def supervised(answered: list[ProcessStatus], stack: StackFile) -> list[ProcessStatus]:
     """Those of the stack in starting order, whether they have answered or not, and whoever else has."""
-    answers = {process.name: process for process in answered}
+    answers = {(process.name, process.pid): process for process in answered}
     shown = [ProcessStatus("supervisor", stack.supervisor_pid, "ok", 0, {})]
     for name, entry in stack.processes.items():
-        answer = answers.pop(name, None)
+        answer = answers.pop((name, entry.pid), None)
         health = answer.health if answer else _health_without_answer(name, entry.pid)
         shown.append(ProcessStatus(name, entry.pid, health, max(0, entry.starts - 1), answer.details if answer else {}))
     return [*shown, *answers.values()]

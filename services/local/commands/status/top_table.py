@@ -42,7 +42,7 @@ def screen(head: str, unwell: Sequence[str], report: StackReport) -> Group:
 def essentials(view: StackView) -> str:
     """What matters most, in one line."""
     beats = [executor.beat for executor in view.executors]
-    load = queue_figures(beats, {})
+    load = queue_figures(beats, ())
     parts = [f"{kind} {load[f'{kind}_running']} running, {load[f'{kind}_waiting']} waiting" for kind in KINDS]
     parts += [f"{sum(each.offline_tokens_per_s or 0.0 for each in view.executors):,.0f} offline tokens/s"]
     parts += [f"TTFT p99 {p99:,.0f} ms" for p99 in [view.online.ttft_ms.quantile_ms(0.99)] if p99 is not None]

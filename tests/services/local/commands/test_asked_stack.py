@@ -11,6 +11,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from services.local.cli import app
+from services.local.commands.asked_stack import supervised
+from services.local.stack.data_dir import ProcessEntry, StackFile
+from shared.watch.stack_status import ProcessStatus
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
@@ -47,6 +50,17 @@ def test_a_stack_is_shown_and_drained_by_its_url(rig: GatewayRig) -> None:
     wait_until(lambda: "drains (executor-0)" in rig.http.get("/ready").text, rig.logs)
     undrained = slackwater("undrain", "executor-0", "--json", "--url", rig.url)
     assert (undrained.exit_code, json.loads(undrained.stdout)["draining"]) == (0, False), undrained.stderr
+
+
+def test_another_gateway_is_shown_beside_the_stacks_own() -> None:
+    answered = [ProcessStatus("gateway", 7, "ok", None, {}), ProcessStatus("gateway", 9, "drains", None, {})]
+    processes = {"gateway": ProcessEntry(9, 2)}
+    shown = supervised(answered, StackFile(1, "nats://here", "http://here", "m", "sim", True, processes))
+    assert [(each.name, each.pid, each.health, each.restarts) for each in shown] == [
+        ("supervisor", 1, "ok", 0),
+        ("gateway", 9, "drains", 1),
+        ("gateway", 7, "ok", None),
+    ]
 
 
 def test_a_drain_by_url_waits_for_what_runs(rig: GatewayRig) -> None:
