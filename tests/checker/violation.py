@@ -26,6 +26,6 @@ class Limits:
     key_settles_s: float = 10.0
     growth_bytes: int = 32 * 2**20
     growth: float = 0.1
-    flat_after_s: float = 300.0
+    flat_after_s: float = 120.0
     late_s: float = 30.0
     window_s: float = 20 * 3600.0
