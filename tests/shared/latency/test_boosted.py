@@ -40,6 +40,13 @@ def test_a_curve_never_falls_and_its_rise_is_a_difference(curve: Curve, first: i
     assert curve.rise(start, end) == pytest.approx(curve.at(end) - curve.at(start), rel=1e-9, abs=1e-9)
 
 
+def test_a_rise_between_two_knots_has_all_its_digits() -> None:
+    """However high the curve is there, which the difference of two of its values has none left beside."""
+    curve = Curve((0, 1000, 2000), (1e15, 1e-9, 1.0))
+    assert curve.rise(1500, 1750) == curve.rise(1750, 2000) == pytest.approx(250e-9)
+    assert curve.rise(2000, 2001) == curve.rise(5000, 5001) == 1.0
+
+
 @given(curves())
 def test_a_curve_is_the_sum_of_its_steps_and_goes_on_beyond(curve: Curve) -> None:
     steps = curve.steps()
@@ -121,7 +128,9 @@ def test_an_empty_batch_takes_no_time_and_its_first_request_the_base() -> None:
         ((0, 5), (1.0,), "one slope for each knot"),
         ((0, 5, 5), (1.0, 1.0, 1.0), "ascend"),
         ((0,), (-1.0,), "not negative"),
+        ((0, 5), (1.0, -1.0), "not negative"),
         ((0,), (math.nan,), "finite"),
+        ((0,), (math.inf,), "finite"),
     ],
 )
 def test_what_is_no_curve_is_refused(knots: tuple[int, ...], slopes: tuple[float, ...], said: str) -> None:

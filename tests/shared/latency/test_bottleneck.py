@@ -62,6 +62,11 @@ def test_where_a_step_takes_long_whatever_it_holds_saturation_waits_for_that() -
     assert saturated_batch_size(line) == 200
 
 
+def test_where_computing_takes_longer_than_all_else_one_decode_saturates() -> None:
+    slow = replace(LLAMA, rates=replace(LLAMA.rates, gemm_flops_per_ms=1e6, decode_overhead_ms=0.0))
+    assert saturated_batch_size(slow) == 1 and is_compute_bound(slow, decodes(1, 1))
+
+
 @given(MODELS, FEATURES)
 def test_a_batch_takes_what_its_operators_take(model: RooflineLatencyModel, features: BatchFeatures) -> None:
     assume(not features.is_empty)

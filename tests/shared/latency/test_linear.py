@@ -89,6 +89,48 @@ def test_a_budget_that_is_exactly_a_chunks_cost_admits_that_chunk(
     assert model.max_prefill_tokens(features, num_computed, below_ms, limit) == expected
 
 
+class Counting(LinearLatencyModel):
+    """How often its marginal cost is asked."""
+
+    num_asked = 0
+
+    def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
+        Counting.num_asked += 1
+        return LinearLatencyModel.prefill_cost_ms(self, features, num_tokens, num_computed_tokens)
+
+
+@given(
+    st.builds(
+        Counting,
+        st.floats(0, 100.0),
+        st.floats(1e-4, 1.0),
+        weights,
+        st.sampled_from([0.0, 1e-8, 1e-5, 1e-3]),
+        weights,
+        st.floats(0, 10.0),
+        weights,
+        st.sampled_from([0.0, 1e-7, 1e-5, 1e-3]),
+    ),
+    batches() | st.just(BatchFeatures()),
+    contexts,
+    st.integers(2, 8000),
+)
+def test_the_longest_chunk_is_at_the_root_or_beside_it(
+    model: Counting, features: BatchFeatures, num_computed: int, num_tokens: int
+) -> None:
+    """Coefficients as they are measured: the cost of one token, of all, and of no more than three places and those
+    after them is asked, however long the chunk may be."""
+    exact_ms, more_ms = (model.prefill_cost_ms(features, n, num_computed) for n in (num_tokens, num_tokens + 1))
+    for budget_ms, expected in (
+        (exact_ms, num_tokens),
+        ((exact_ms + more_ms) / 2, num_tokens),
+        (math.nextafter(exact_ms, -math.inf), num_tokens - 1),
+    ):
+        Counting.num_asked = 0
+        assert model.max_prefill_tokens(features, num_computed, budget_ms, 1 << 20) == expected
+        assert Counting.num_asked <= 8
+
+
 @given(models, batches(), contexts, st.floats(-10, 1e4), st.floats(0, 1e4), st.integers(0, 10_000))
 def test_more_budget_never_shortens_the_chunk(
     model: LinearLatencyModel,

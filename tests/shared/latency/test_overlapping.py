@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from copy import copy
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,6 @@ from tests.shared.latency.shapes import make_shape, roofline
 
 ADDING = roofline("llama3.1-8b", "a100-80g")
 OVERLAPPING = OverlappingLatencyModel(ADDING)
-BOTH = Interference()
 TIMES = st.floats(0, 500)
 FEATURES = st.builds(
     lambda chunks, contexts: make_shape(chunks, contexts),
@@ -42,24 +42,26 @@ def searched_ms(compute_ms: float, memory_ms: float) -> float:
 
 @given(TIMES, TIMES)
 def test_the_least_time_is_what_a_search_finds(compute_ms: float, memory_ms: float) -> None:
-    assert BOTH.together_ms(compute_ms, memory_ms) == pytest.approx(searched_ms(compute_ms, memory_ms), abs=1e-6)
+    assert Interference().together_ms(compute_ms, memory_ms) == pytest.approx(
+        searched_ms(compute_ms, memory_ms), abs=1e-6
+    )
 
 
 @given(TIMES, TIMES, TIMES, TIMES)
 def test_changing_splits_are_no_better_than_an_even_one(a: float, b: float, c: float, d: float) -> None:
-    apart = BOTH.together_ms(a, b) + BOTH.together_ms(c, d)
-    assert BOTH.together_ms(a + c, b + d) <= apart + 1e-6
+    apart = Interference().together_ms(a, b) + Interference().together_ms(c, d)
+    assert Interference().together_ms(a + c, b + d) <= apart + 1e-6
 
 
 def test_two_equal_parts_gain_a_sixth() -> None:
     """40% of the GPU reads at 60% of its best, the rest computes at 60% of its best."""
-    assert BOTH.together_ms(60.0, 60.0) == pytest.approx(100.0)
-    gains = [(c + 1) / BOTH.together_ms(c, 1.0) for c in (0.1, 0.5, 1.0, 1.5, 2.0, 10.0)]
+    assert Interference().together_ms(60.0, 60.0) == pytest.approx(100.0)
+    gains = [(c + 1) / Interference().together_ms(c, 1.0) for c in (0.1, 0.5, 1.0, 1.5, 2.0, 10.0)]
     assert max(gains) == pytest.approx(1.2) and gains[0] < gains[1] and gains[-1] < gains[-2]
 
 
 def test_one_alone_takes_what_it_takes() -> None:
-    assert BOTH.together_ms(7.0, 0.0) == BOTH.together_ms(0.0, 7.0) == 7.0
+    assert Interference().together_ms(7.0, 0.0) == Interference().together_ms(0.0, 7.0) == 7.0
     ideal = Interference(((0.0, 0.0), (1e-9, 1.0), (1.0, 1.0)))
     assert ideal.together_ms(3.0, 5.0) == pytest.approx(5.0) and ideal.together_ms(5.0, 3.0) == pytest.approx(5.0)
     none = Interference(((0.0, 0.0), (1.0, 1.0)))
@@ -110,6 +112,25 @@ def test_it_is_never_slower_than_adding_nor_faster_than_its_memory(features: Bat
     assert overlapped <= added * (1 + 1e-9) and overlapped >= added / 1.2 - 1e-9
     if not features.is_empty:
         assert overlapped >= ADDING.weights_ms + features.decode_kv_tokens * ADDING.ms_per_kv_token
+
+
+def test_all_reduces_are_added() -> None:
+    """They wait for what was computed, whatever is read."""
+    sharing = roofline("llama3.1-8b", "a100-80g", 2)
+    rates = replace(sharing.rates, link_bytes_per_ms=(sharing.rates.link_bytes_per_ms or 0.0) / 2)
+    batch = make_shape([512], [8_000] * 50)
+    slower_ms = OverlappingLatencyModel(replace(sharing, rates=rates)).predict_ms(batch)
+    assert slower_ms - OverlappingLatencyModel(sharing).predict_ms(batch) == pytest.approx(
+        562 * sharing.ms_per_token_link
+    )
+
+
+def test_prompts_read_and_write_too() -> None:
+    """Beside so much KV a short prompt computes less than all reads; then the step takes what all traffic takes."""
+    batch = make_shape([64], [20_000] * 64)
+    traffic_ms = ADDING.weights_ms + ADDING.head_ms + 128 * ADDING.ms_per_token_memory
+    traffic_ms += 64 * ADDING.ms_per_prefill_token_memory + batch.decode_kv_tokens * ADDING.ms_per_kv_token
+    assert OVERLAPPING.predict_ms(batch) == pytest.approx(traffic_ms + ADDING.overhead_ms(1, 64))
 
 
 def test_a_phase_alone_gains_nothing() -> None:
