@@ -24,6 +24,7 @@ from loadgen.report.slo import Slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling, cap_context
 from loadgen.workload.traces import TraceRequest
+from shared.errors import first_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,10 @@ class Replay:
         try:
             await phase.run(self._plan.drain and name == TOGETHER)
         except ExceptionGroup as group:
-            raise _first_error(group) from group
+            named = first_of(group, LoadgenError)
+            if named is None:
+                raise
+            raise named from group
 
     def _tell_online(self, loop: OpenLoop) -> None:
         self._progress.online(len(loop.records), loop.num_finished, loop.num_failed)
@@ -186,11 +190,3 @@ class Replay:
 def _failures(kind: str, records: Iterable[RequestRecord]) -> list[str]:
     errors = Counter(record.error for record in records if record.error)
     return [f"{count} {kind} requests failed: {error}" for error, count in errors.items()]
-
-
-def _first_error(group: ExceptionGroup[Exception]) -> Exception:
-    """A named error out of a task group's, where there is one."""
-    error: Exception = group.subgroup(LoadgenError) or group
-    while isinstance(error, ExceptionGroup) and error is not group:
-        error = error.exceptions[0]
-    return error

@@ -1,5 +1,9 @@
 """The one hierarchy of Slackwater's named errors. Each names the ids it concerns."""
 
+from typing import TypeVar
+
+E = TypeVar("E", bound=Exception)
+
 
 class SlackwaterError(Exception):
     """Base of every error that Slackwater raises on purpose."""
@@ -80,3 +84,12 @@ class UnavailableApiError(ApiError):
     def __init__(self, message: str, is_full: bool = False) -> None:
         super().__init__(message)
         self.is_full = is_full
+
+
+def first_of(errors: BaseExceptionGroup[BaseException], *kinds: type[E]) -> E | None:
+    """The first of these kinds in a task group's errors, however deep in groups; None where there is none."""
+    found: BaseException | None = errors.subgroup(kinds)
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert found is None or isinstance(found, kinds)
+    return found

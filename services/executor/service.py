@@ -26,7 +26,7 @@ from shared.bus import Bucket, Bus
 from shared.bus.lease import Lease
 from shared.cancellation import check_cancelled
 from shared.clock import Clock, waited_s
-from shared.errors import BusError, ConfigError, EngineLostError, LeaseHeldError, LeaseLostError
+from shared.errors import BusError, ConfigError, EngineLostError, LeaseHeldError, LeaseLostError, first_of
 from shared.latency.model import LatencyModel
 from shared.process.service import Details, Service
 from shared.process.tracing import Tracing
@@ -152,11 +152,11 @@ class ExecutorService(Service):
                 if self._drain_on_stop_s:
                     await self._drain_when_cancelled(tasks)
         except BaseExceptionGroup as errors:
-            lost = errors.subgroup((EngineLostError, LeaseLostError))
+            lost = first_of(errors, EngineLostError, LeaseLostError)
             if lost is None:
                 raise
             self._is_lost = True
-            raise lost.exceptions[0] from None
+            raise lost from None
 
     async def _drain_when_cancelled(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """From then on no requests come, and it returns when those that are here have ended or their time is over; at

@@ -17,7 +17,7 @@ from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus, Entry, Subscription
 from shared.bus.lease import Lease
 from shared.clock import Clock
-from shared.errors import BusError, LeaseLostError
+from shared.errors import BusError, LeaseLostError, first_of
 from shared.latency.model import LatencyModel
 from shared.openai.served_model import ServedModel
 from shared.process.service import Details, Service
@@ -125,8 +125,8 @@ class OfflineQueueService(Service):
                 logger.info("at work", extra={"service": self.name})
                 self._work(group)
         except BaseExceptionGroup as errors:
-            if lost := errors.subgroup(LeaseLostError):
-                raise lost.exceptions[0] from None
+            if lost := first_of(errors, LeaseLostError):
+                raise lost from None
             raise
 
     async def stop(self) -> None:

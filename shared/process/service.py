@@ -1,7 +1,6 @@
 """A service's life: connect, start, run until a signal or a fatal error, stop, drain the bus."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.cancellation import end
 from shared.clock import Clock, SystemClock
-from shared.errors import BusError, ConfigError, SlackwaterError
+from shared.errors import BusError, ConfigError, SlackwaterError, first_of
 from shared.process.memory import collect_seldom
 from shared.protocol import subjects
 from shared.protocol.services import ServiceStatus
@@ -173,20 +172,9 @@ async def _until(stopping: asyncio.Event, bus: Bus, running: Coroutine[None, Non
     except asyncio.CancelledError:
         pass
     except ExceptionGroup as errors:
-        if (named := _named(errors)) is None:
+        named = first_of(errors, SlackwaterError)
+        if named is None or errors.split(SlackwaterError)[1] is not None:  # some were not foreseen
             raise
         raise named from None
     if is_closed:
         raise BusError("the bus has ended the connection for good")
-
-
-def _named(errors: ExceptionGroup) -> SlackwaterError | None:
-    """The first of them, where all of them are raised on purpose."""
-    named, others = errors.split(SlackwaterError)
-    if named is None or others is not None:
-        return None
-    first: Exception = named
-    while isinstance(first, ExceptionGroup):
-        first = first.exceptions[0]
-    assert isinstance(first, SlackwaterError)
-    return first
