@@ -32,10 +32,18 @@ def test_what_a_file_leaves_out_follows() -> None:
     bare = {key: value for key, value in SMOLLM2.items() if key not in ("head_dim", "num_key_value_heads")}
     found = architecture_of(bare | {"hidden_size": 1152}, "model", 2)
     assert found is not None and (found.head_dim, found.num_kv_heads) == (128, 9)
+    untied = architecture_of({key: value for key, value in SMOLLM2.items() if key != "tie_word_embeddings"}, "model", 2)
+    assert untied is not None and not untied.ties_embeddings
     phi = architecture_of(SMOLLM2 | {"model_type": "phi"}, "phi", 2)
     assert phi is not None and phi.num_mlp_matrices == 2
     inner = architecture_of({"model_type": "vlm", "text_config": SMOLLM2}, "vlm", 2)
     assert inner is not None and inner.num_layers == 30
+
+
+def test_heads_may_be_larger_than_their_share_of_the_hidden_size() -> None:
+    """As Qwen3-0.6B's are."""
+    found = architecture_of(SMOLLM2 | {"hidden_size": 1024, "num_attention_heads": 16, "head_dim": 128}, "qwen3", 2)
+    assert found is not None and (found.head_dim, found.num_heads * found.head_dim) == (128, 2048)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +56,7 @@ def test_what_a_file_leaves_out_follows() -> None:
         {"quantization_config": {"bits": 4}},
         {"intermediate_size": None},
         {"num_attention_heads": "many"},
+        {"text_config": "none"},
     ],
     ids=lambda unlike: next(iter(unlike)),
 )

@@ -41,6 +41,14 @@ def test_table_3() -> None:
     assert by_sheet().request(64, 16_000).density / 2 == pytest.approx(0.05, rel=0.05)
 
 
+def test_a_prompt_computes_what_the_paper_says() -> None:
+    """Comp of section 2.3: 2 p P_model + 4 p^2 H L."""
+    num_tokens, hidden_size = 20_000, LLAMA.num_heads * LLAMA.head_dim
+    flops = 2 * num_tokens * LLAMA.parameters + 4 * num_tokens**2 * hidden_size * LLAMA.num_layers
+    compute_s = by_sheet().request(num_tokens, 0).compute_ms / 1e3
+    assert compute_s * A100.half_flops_per_s == pytest.approx(flops, rel=1e-4)
+
+
 def test_figure_3_in_its_order_of_magnitude() -> None:
     """Llama-3-70B on 8 GPUs: output decides; beyond 4,000 tokens of it memory binds, whatever the prompt."""
     large = DemandModel.of(architecture_named("llama3-70b"), A100, tensor_parallel=8)
