@@ -37,12 +37,13 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def ended(folder: Path, name: str, script: str, disturbance: str) -> Start:
-    """How a process that runs it is found to have ended, beside what keeps it from the bus."""
+async def ended(folder: Path, name: str, script: str, disturbance: str, settled_s: float = 0.0) -> Start:
+    """How a process that runs it is found to have ended, beside what keeps it from the bus. ``settled_s``: at work, in
+    which it may not have all that it needs from there."""
     record = Process(name)
     command = Command(name, (sys.executable, "-c", script), folder / f"{name}.log")
     member = Member(command, record, time.monotonic, folder / "clock")
-    member.is_disturbed = lambda: disturbance
+    member.is_disturbed, member.settled_s = lambda: disturbance, settled_s
     member.start()
     await until(lambda: bool(record.starts) and record.starts[0].ended_s is not None)
     await member.take_away("the end")
@@ -69,6 +70,14 @@ async def test_who_ends_by_itself_is_excused_by_a_named_error_alone(
 ) -> None:
     assert (await ended(tmp_path, name, script, CUT)).reason == reason
     assert (await ended(tmp_path, name, script, "")).reason == ""
+
+
+@pytest.mark.parametrize(("name", "said"), [("gateway-0", STARTED), ("offline-queue-0", AT_WORK)])
+async def test_who_has_just_begun_may_not_have_all_that_it_needs_from_the_bus(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    assert (await ended(tmp_path, name, says(said) + ends_by("BusError"), CUT, AN_HOUR_S)).reason == CUT
+    assert (await ended(tmp_path, name, says(said) + "raise KeyError('a defect')", CUT, AN_HOUR_S)).reason == ""
 
 
 WAITS = "import signal, time\n{}\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)"

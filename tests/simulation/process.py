@@ -34,7 +34,7 @@ class Process:
         self.engine: VirtualEngine | None = None  # of an executor
         self.on_death: list[Callable[[], None]] = []  # what others see of it is cut off
         self.on_started: Callable[[], None] = lambda: None  # its service serves
-        self.is_at_it: Callable[[], bool] = lambda: False  # what it is there for, which takes a bus to begin
+        self.at_work_s: float | None = None  # since when; to begin takes a bus
         self.error: BaseException | None = None  # by which it ended
         self._loop = loop
         self._on_end = on_end

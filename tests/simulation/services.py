@@ -27,7 +27,6 @@ from services.profiler.settings import ProfilerSettings
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.process.service import Service, serve
-from shared.protocol.services import STANDBY
 from shared.text.model_folder import tokenizer_digest
 from shared.text.tokenizer import Tokenizer
 from tests.simulation.engine import VirtualEngine, VirtualThreads
@@ -56,22 +55,29 @@ def main_of(machine: Machine, name: str, process: Process, clock: Clock) -> Main
 
     def make(bus: Bus) -> Service:
         service = MAKERS[kind](machine, name, process, clock)(bus)
-        start, has_started = service.start, False
 
-        async def start_and_tell() -> None:
-            nonlocal has_started
-            await start()
-            has_started = True
-            process.on_started()
+        def note_at_work() -> None:
+            process.at_work_s = clock.monotonic_s()
 
-        service.start = start_and_tell  # type: ignore[method-assign]
-        process.is_at_it = lambda: has_started and not service.name.endswith(STANDBY)
+        _after(service, "start", process.on_started)
+        _after(service, "_begin" if kind == "offline-queue" else "start", note_at_work)
         return service
 
     async def main() -> None:
         await serve(machine.nats.url, name, make, process.stopping)
 
     return main
+
+
+def _after(service: Service, name: str, tell: Callable[[], None]) -> None:
+    """Have that told when its coroutine of this name has ended well."""
+    does = getattr(service, name)
+
+    async def do_and_tell() -> None:
+        await does()
+        tell()
+
+    setattr(service, name, do_and_tell)
 
 
 def _gateway(machine: Machine, name: str, process: Process, clock: Clock) -> Callable[[Bus], Service]:

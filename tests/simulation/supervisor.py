@@ -10,7 +10,7 @@ from services.local.stack.processes.keeper import Backoff
 from services.local.stack.processes.process import GRACE_S
 from shared.errors import EngineLostError
 from tests.checker import history
-from tests.faults.stack.last_words import may_end
+from tests.faults.stack.last_words import SETTLED_S, may_end
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.process import Process, ProcessClock
 from tests.simulation.services import Machine, main_of
@@ -131,7 +131,8 @@ class Supervisor:
         kinds = [each.kind for each in done if each.overlaps(now_s, now_s, DISTURBED_S)]
         if isinstance(process.error, EngineLostError):
             return HANG if HANG in kinds else ""
-        is_at_it = start.told_s is None and process.is_at_it()
+        is_settled = process.at_work_s is not None and now_s - process.at_work_s >= SETTLED_S
+        is_at_it = is_settled and start.told_s is None
         error, is_queue = type(process.error).__name__, process.name.startswith("offline-queue")
         return kinds[-1] if kinds and may_end(error, is_queue, is_at_it) else ""
 

@@ -22,32 +22,34 @@ OF_ANOTHER = Event(0, "cut", "gateway-0", NOW_S - 1.0)
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "is_at_it", "event", "excuse"),
+    ("name", "error", "at_work_s", "event", "excuse"),
     [
-        ("executor-0", BusError("away"), False, CUT_OFF, "cut"),
-        ("executor-0", BusError("away"), False, NO_BUS, "bus-kill"),
-        ("executor-0", BusError("away"), False, LONG_AGO, ""),
-        ("executor-0", BusError("away"), False, OF_ANOTHER, ""),
-        ("executor-0", BusError("away"), True, CUT_OFF, ""),
-        ("executor-0", KeyError("a defect"), False, CUT_OFF, ""),
-        ("executor-0", LeaseLostError("taken"), True, CUT_OFF, ""),
-        ("executor-0", EngineLostError("hangs"), True, HUNG, "hang"),
-        ("executor-0", EngineLostError("hangs"), True, CUT_OFF, ""),
-        ("executor-0", None, True, CUT_OFF, ""),
-        ("offline-queue", LeaseLostError("taken"), True, NO_BUS, "bus-kill"),
-        ("offline-queue", LeaseLostError("taken"), True, OF_ANOTHER, ""),
-        ("offline-queue", BusError("away"), True, NO_BUS, ""),
-        ("offline-queue", KeyError("a defect"), True, NO_BUS, ""),
+        ("executor-0", BusError("away"), None, CUT_OFF, "cut"),
+        ("executor-0", BusError("away"), None, NO_BUS, "bus-kill"),
+        ("executor-0", BusError("away"), None, LONG_AGO, ""),
+        ("executor-0", BusError("away"), None, OF_ANOTHER, ""),
+        ("executor-0", BusError("away"), 1.0, CUT_OFF, ""),
+        ("executor-0", BusError("away"), NOW_S - 12.0, CUT_OFF, "cut"),
+        ("executor-0", KeyError("a defect"), NOW_S - 12.0, CUT_OFF, ""),
+        ("executor-0", KeyError("a defect"), None, CUT_OFF, ""),
+        ("executor-0", LeaseLostError("taken"), 1.0, CUT_OFF, ""),
+        ("executor-0", EngineLostError("hangs"), 1.0, HUNG, "hang"),
+        ("executor-0", EngineLostError("hangs"), 1.0, CUT_OFF, ""),
+        ("executor-0", None, 1.0, CUT_OFF, ""),
+        ("offline-queue", LeaseLostError("taken"), 1.0, NO_BUS, "bus-kill"),
+        ("offline-queue", LeaseLostError("taken"), 1.0, OF_ANOTHER, ""),
+        ("offline-queue", BusError("away"), 1.0, NO_BUS, ""),
+        ("offline-queue", KeyError("a defect"), 1.0, NO_BUS, ""),
     ],
 )
 def test_who_ends_by_itself_is_excused_by_what_was_done_to_it(
-    name: str, error: BaseException | None, is_at_it: bool, event: Event, excuse: str
+    name: str, error: BaseException | None, at_work_s: float | None, event: Event, excuse: str
 ) -> None:
     async def main() -> str:
         loop, seen = cast(VirtualLoop, asyncio.get_running_loop()), History(events=[event])
         supervisor = Supervisor(loop, cast(Machine, None), seen)
         process = Process(loop, name, 1, lambda process, status: None)
-        process.error, process.is_at_it = error, lambda: is_at_it
+        process.error, process.at_work_s = error, at_work_s
         await asyncio.sleep(NOW_S)
         return supervisor._excuse(process, Start(0.0, 1))
 

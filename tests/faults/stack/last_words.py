@@ -10,6 +10,7 @@ from typing import Any
 STARTED, AT_WORK, STOPPED_BY = "started", "at work", "stopped by an error"
 BUS_AWAY = frozenset({"BusError", "NoResponderError", "NobodyListensError"})
 REPLACED = "LeaseLostError"
+SETTLED_S = 20.0  # who is at work for so long has found on the bus all that it needs to begin
 
 
 def said(log: Path, from_byte: int, event: str) -> bool:

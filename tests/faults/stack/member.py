@@ -15,7 +15,16 @@ import psutil
 from services.local.stack.processes.keeper import Backoff, Keeper
 from services.local.stack.processes.process import Command
 from tests.checker.history import Process, Start
-from tests.faults.stack.last_words import AT_WORK, STARTED, is_in_order, may_end, named_error, said, tracebacks
+from tests.faults.stack.last_words import (
+    AT_WORK,
+    SETTLED_S,
+    STARTED,
+    is_in_order,
+    may_end,
+    named_error,
+    said,
+    tracebacks,
+)
 from tests.faults.stack.shape import NATS
 
 RESTART_S = 0.3
@@ -31,10 +40,12 @@ class Member:
         self.name = command.name
         self.record = record
         self.is_disturbed: Callable[[], str] = lambda: ""
+        self.settled_s = SETTLED_S
         self._now = now
         self._clock_file = clock_file
         self._reason = ""
         self._log_start = 0  # of what the last start said
+        self._at_it_s: float | None = None  # since when the last start is at work
         self._num_read = 0  # of the log's bytes, for tracebacks
         self._keeper = Keeper(command, self)
         self._keeping: asyncio.Task[None] | None = None
@@ -110,6 +121,7 @@ class Member:
         """Write down how much memory it has, and whether it serves by now."""
         if self.record.starts and self.record.starts[-1].started_s is None and self._has_said(STARTED):
             self.record.starts[-1].started_s = self._now()
+        self._look_at_work()
         with contextlib.suppress(psutil.Error):
             if self.pid is not None and self.pid == self.record.starts[-1].pid:
                 self.record.memory.append((self._now(), psutil.Process(self.pid).memory_info().rss))
@@ -139,7 +151,7 @@ class Member:
         assert keeper.pid is not None
         self.record.starts.append(Start(self._now(), keeper.pid))
         self.record.memory.clear()
-        self._reason = ""
+        self._reason, self._at_it_s = "", None
 
     def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
         self._note_end(status)
@@ -158,9 +170,18 @@ class Member:
         if self.name == NATS:
             assert last.ended_s is not None
             return self.is_disturbed() if last.ended_s - last.at_s < STARTING_S else ""
-        is_queue = "queue" in self.name
-        is_at_it = last.told_s is None and self._has_said(AT_WORK if is_queue else STARTED)
-        return self.is_disturbed() if may_end(named_error(last.words), is_queue, is_at_it) else ""
+        self._look_at_work()
+        is_settled = self._at_it_s is not None and self._now() - self._at_it_s >= self.settled_s
+        is_at_it = is_settled and last.told_s is None
+        return self.is_disturbed() if may_end(named_error(last.words), self._is_queue, is_at_it) else ""
+
+    @property
+    def _is_queue(self) -> bool:
+        return "queue" in self.name
+
+    def _look_at_work(self) -> None:
+        if self._at_it_s is None and self._has_said(AT_WORK if self._is_queue else STARTED):
+            self._at_it_s = self._now()
 
     def _note_log(self) -> None:
         """What comes from here on is said by the next start."""
