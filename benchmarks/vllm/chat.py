@@ -18,8 +18,8 @@ TIMEOUT_S = 900.0
 def rates(
     path: Path, rounds: list[list[str]], max_tokens: int, threads: int, eager: bool = False, one_process: bool = False
 ) -> list[float]:
-    """Output tokens/s of each round of texts. ``eager``: vLLM does not compile the model; ``one_process``: its engine has
-    no process of its own. Raises CalledProcessError, TimeoutExpired."""
+    """Output tokens/s of each round of texts. ``eager``: the model is not compiled; ``one_process``: its engine has no
+    process of its own. Raises CalledProcessError, TimeoutExpired."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_OURS)}
     environment |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     environment |= {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB, as a stack takes; else it is nearly all memory

@@ -1,9 +1,11 @@
 """Engines by name."""
 
+from functools import partial
 from pathlib import Path
 
 from services.executor.adapters import require_adapters
 from services.executor.engines.sim import SimEngine
+from services.executor.engines.torch.threads import apart
 from services.executor.settings import DEFAULT_BLOCK_SIZE, OWN_ATTENTION, ExecutorSettings
 from shared.errors import ConfigError
 from shared.latency.architectures import architecture_named
@@ -29,7 +31,8 @@ def load_engine(settings: ExecutorSettings) -> Engine:
         from services.executor.engines.torch.engine import TorchEngine
 
         records, sizes = settings.cuda_graphs == "auto", settings.given_or(LARGEST)
-        return TorchEngine.load(
+        load = partial(
+            TorchEngine.load,
             Path(settings.model_path),
             settings.model_name,
             device=settings.device,
@@ -43,6 +46,7 @@ def load_engine(settings: ExecutorSettings) -> Engine:
             max_graph_tokens=settings.cuda_graph_tokens if records else 0,
             fused_attention=settings.fused_attention,
         )
+        return apart(load)
     return _load_vllm(settings) if settings.engine == "vllm" else load_sim(settings)
 
 
@@ -74,7 +78,7 @@ def _load_vllm(settings: ExecutorSettings) -> Engine:
         pipeline_parallel=settings.pipeline_depth,
         adapters=tuple(require_adapters(settings.lora_modules, Path(settings.model_path))),
     )
-    return VllmEngine.load(Path(settings.model_path), settings.model_name, options)
+    return apart(partial(VllmEngine.load, Path(settings.model_path), settings.model_name, options))
 
 
 def _vllm_attention(settings: ExecutorSettings) -> str:

@@ -1,15 +1,27 @@
 """CPU threads of the torch engine. Import this before torch: OpenMP reads its environment when it is loaded."""
 
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 # A waiting OpenMP thread spins for milliseconds by default. The engine shares its cores with the event loop, the bus
 # and the gateway, and a spinning thread keeps the core that the preempted one needs: one busy process beside two
-# engine threads made a step 10 times as slow. Some microseconds of spinning keep nearly all of the gain.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# Else libgomp spins a tenth of that where its threads outnumber the cores, as they do for good once a second thread of
-# the process has used OpenMP: the engine is loaded in one thread, and its steps run in another. Each small operation
-# then wakes a sleeping thread: a chunk of 512 tokens took 1.35 times as long on two cores.
+# engine threads made a step 10 times as slow. A tenth of a millisecond bridges what one thread does alone between two
+# products; with a quarter of that threads slept at most of them, and a batch took 1.5 times as long.
+os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+# While its threads outnumber the cores OpenMP spins 1,000 times at most with this, and a hundred times without.
 os.environ.setdefault("OMP_WAIT_POLICY", "active")
+
+Loaded = TypeVar("Loaded")
+
+
+def apart(load: Callable[[], Loaded]) -> Loaded:
+    """``load()``, in a thread that ends with it. OpenMP keeps threads for each thread that has used it as long as that
+    one lives, and while all of them are more than the cores those that wait sleep at once: an engine is loaded in one
+    thread, and its steps run in another. Raises what ``load`` does."""
+    with ThreadPoolExecutor(1, "load") as thread:
+        return thread.submit(load).result()
 
 
 def cpu_count() -> int:

@@ -1,0 +1,41 @@
+"""OpenMP's threads, of which a process shall have no more than its engine's steps use."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+LOAD = """
+import sys, time
+from pathlib import Path
+from services.executor.engines.factory import load_engine
+from services.executor.settings import ExecutorSettings
+import torch
+
+def num_waiting():
+    '''Threads that sleep in OpenMP's library: those of a team do between its products.'''
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "gomp" in line]
+    areas = [[int(address, 16) for address in fields[0].split("-")] for fields in maps]
+    calls = [(task / "syscall").read_text().split()[-1] for task in Path("/proc/self/task").iterdir()]
+    places = [int(call, 16) for call in calls if call != "running"]
+    return sum(any(first <= place < last for first, last in areas) for place in places)
+
+def settled(expected):
+    for _ in range(100):
+        if num_waiting() == expected:
+            break
+        time.sleep(0.1)
+    return num_waiting()
+
+engine = load_engine(ExecutorSettings(model_path=sys.argv[1], engine="torch", threads=2, kv_blocks=8))
+after_load = settled(0)
+torch.set_num_threads(2)
+torch.randn(512, 512) @ torch.randn(512, 512)
+print(after_load, settled(1))
+engine.close()
+"""
+
+
+def test_a_loaded_engine_leaves_no_openmp_threads_behind(model_folder: Path) -> None:
+    command = [sys.executable, "-c", LOAD, str(model_folder)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "1"]
