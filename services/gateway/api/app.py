@@ -1,5 +1,6 @@
 """The ASGI application: routes, errors, what surrounds them, and /openapi.json, which describes them."""
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -73,15 +74,22 @@ def create_app(context: Context) -> ASGIApp:
     app.state.context = context
     install_error_handlers(app)
     app.add_middleware(KeyCheck, keys=context.keys, web_pages=WebPageCheck(context.settings), clock=context.clock)
-    if cors_origins := listed(context.settings.cors_origins):
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=cors_origins,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=EXPOSED_HEADERS,
-        )
-    return Answers(app, context.http_metrics, context.tracing, context.clock)
+    readable = _readable(app, listed(context.settings.cors_origins))
+    return Answers(readable, context.http_metrics, context.tracing, context.clock)
+
+
+def _readable(app: FastAPI, cors_origins: Sequence[str]) -> ASGIApp:
+    """By web pages of these origins, whatever the answer is. FastAPI makes that of an unforeseen error outside of all
+    that was added to it."""
+    if not cors_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=cors_origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=EXPOSED_HEADERS,
+    )
 
 
 def make_routes(keys_required: bool) -> DescribedApp:

@@ -4,9 +4,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import msgspec
 import openai
 import pytest
 
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.responses import StoredResponse
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 ORIGIN = "https://app.example"
@@ -154,6 +158,17 @@ def test_pages_of_a_named_origin_may_call_and_read_even_errors(rig: GatewayRig) 
     told = {name.strip() for name in refused.headers["access-control-expose-headers"].split(",")}
     limits = {f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")}
     assert told == {"x-request-id", "retry-after", "x-should-retry", *limits}
+
+
+async def test_pages_of_a_named_origin_may_read_that_the_server_failed(rig: GatewayRig) -> None:
+    bus = await Bus.connect(rig.nats_url, "test")
+    responses = await bus.bucket(subjects.RESPONSES_BUCKET, StoredResponse)
+    odd = StoredResponse("resp_odd", "", msgspec.Raw(b"{}"), before=[{}], input=[], output="")
+    await responses.put(odd.id, odd)
+    await bus.close()
+    failed = rig.http.get(f"/v1/responses/{odd.id}/input_items", headers={"Origin": ORIGIN})
+    assert failed.status_code == 500 and failed.json()["error"]["type"] == "server_error"
+    assert failed.headers["access-control-allow-origin"] == ORIGIN and failed.headers["x-request-id"]
 
 
 def test_pages_of_other_origins_may_not(rig: GatewayRig, plain_rig: GatewayRig) -> None:
