@@ -19,7 +19,7 @@ from services.local.stack.machine import free_port
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from tests.programs import run_slackwater
-from tests.services.gateway.gateway_rig import wait_until
+from tests.services.gateway.gateway_rig import READY_S, wait_until
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
 MODEL = "smollm2-135m-instruct"
@@ -91,7 +91,7 @@ class LocalStack:
             beating = len(found["executors"]) == sum(name.startswith("executor-") for name in self.pids())
             return beating and all(process["health"] == "ok" for process in found["processes"])
 
-        wait_until(healthy, what=lambda: json.dumps(found.get("processes"), indent=2) + self.stderr())
+        wait_until(healthy, lambda: json.dumps(found.get("processes"), indent=2) + self.stderr(), READY_S)
         return found
 
     def stop(self, signum: int = signal.SIGINT) -> int:

@@ -74,7 +74,7 @@ class Peer:
 
     async def plan_with(self, request_id: str) -> None:
         """Wait for one that brings this request; it is told again and again that it does not run."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 await self.beat()
                 await self.tell()
@@ -91,7 +91,7 @@ async def offline_queue(bus: Bus) -> AsyncIterator[None]:
     learnt_by = LearntBy("fcfs", MODEL.name, "tokenizer", 16)
     service = OfflineQueueService(bus, settings, MODEL, FcfsOrder(), TOKENIZER, SystemClock(), learnt_by)
     running = asyncio.create_task(service.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while service.name != "offline-queue":  # noqa: ASYNC110 (it says so nowhere else)
             await asyncio.sleep(0.01)
     yield

@@ -39,7 +39,7 @@ async def running(service: Service) -> AsyncIterator[None]:
         await service.stop()
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 15.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 60.0) -> None:
     """Return when the condition holds; asks again every few milliseconds."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -52,7 +52,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: floa
 async def model_of(bus: Bus, profile_key: str = KEY, newer_than: int = 0) -> LatencyModelRecord:
     """The published model, when its revision is beyond ``newer_than``."""
     models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         async for entry in models.watch():
             if entry and entry.key == profile_key and entry.value and entry.revision > newer_than:
                 return entry.value

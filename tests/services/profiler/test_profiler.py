@@ -54,7 +54,7 @@ async def predictor(bus: Bus) -> AsyncIterator[Predictor]:
 
 async def budget_of(bus: Bus) -> BudgetRecord:
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         async for entry in budgets.watch():
             if entry and entry.key == KEY and entry.value:
                 return entry.value

@@ -65,7 +65,7 @@ def running(kind: str, store: Path) -> Iterator[Server]:
         real.kill()
 
 
-async def until(holds: Callable[[], bool | Awaitable[bool]], timeout_s: float = 20.0) -> None:
+async def until(holds: Callable[[], bool | Awaitable[bool]], timeout_s: float = 60.0) -> None:
     """Raises TimeoutError where it does not come to hold."""
     async with asyncio.timeout(timeout_s):
         while True:

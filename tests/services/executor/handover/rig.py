@@ -109,7 +109,7 @@ def make_request(number: int, kind: Kind = Kind.ONLINE, max_tokens: int = 60, nu
     return GenerateRequest(f"{kind.name.lower()}-{number}", kind, prompt, sampling, 0.0, GATEWAY)
 
 
-async def until(holds: Callable[[], object], timeout_s: float = 30.0) -> None:
+async def until(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while True:
             if holds():

@@ -145,12 +145,12 @@ class Front:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for state that changes as messages arrive."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 (it changes in several places)
                 await asyncio.sleep(0.005)
 
     async def submit(self, request: CompletionRequest = REQUEST, share: Share = UNLIMITED) -> OnlineGeneration:
-        return await asyncio.wait_for(self.tracker.submit(request, Sender("client"), share), 10)
+        return await asyncio.wait_for(self.tracker.submit(request, Sender("client"), share), 60)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class RecordingWatcher:
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
@@ -98,7 +98,7 @@ async def gone(pid: int) -> None:
 
 async def poll_until(condition: Callable[[], bool]) -> None:
     """For what gives no event: a log file, a process that is not our child."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -301,7 +301,7 @@ async def test_each_crash_in_a_row_waits_longer(tmp_path: Path) -> None:
 async def test_a_service_stops_while_it_waits_to_start_again(tmp_path: Path) -> None:
     watcher = RecordingWatcher()
     keeper = Keeper(python("broken", CRASH, tmp_path), watcher, Backoff(first_s=3600.0, max_s=3600.0))
-    async with asyncio.timeout(20), keeping(keeper):
+    async with asyncio.timeout(60), keeping(keeper):
         await watcher.until(lambda: len(watcher.crashes) == 1)
     assert len(watcher.pids) == 1
 
@@ -310,7 +310,7 @@ async def test_a_retired_service_runs_on_but_is_not_started_again(tmp_path: Path
     watcher = RecordingWatcher()
     command = python("service", SERVE, tmp_path)
     keeper = Keeper(command, watcher, Backoff(first_s=0.0))
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         keeping_it = group.create_task(keeper.keep())
         await printed(command)
         keeper.retire()
