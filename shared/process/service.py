@@ -131,7 +131,8 @@ async def serve(address: BusAddress | str, name: str, make: Callable[[Bus], Serv
             return ServiceStatus(service.name, os.getpid(), service.health(), details, started_s)
 
         starting = asyncio.ensure_future(service.start())
-        if not await _is_done(starting, stopping, START_GRACE_S):
+        is_done = await _is_done(starting, stopping, START_GRACE_S)
+        if stopping.is_set() and not (is_done and _has_bus(starting)):
             logger.info("told to end before it had started", extra={"service": service.name})
             return
         starting.result()
@@ -156,6 +157,11 @@ async def _is_done(task: asyncio.Task[Any], stopping: asyncio.Event, grace_s: fl
     finally:
         signalled.cancel()
         await end(task)
+
+
+def _has_bus(started: asyncio.Task[None]) -> bool:
+    """It is not for the bus that it failed, if it did."""
+    return not isinstance(started.exception(), BusError)
 
 
 async def _until(stopping: asyncio.Event, bus: Bus, running: Coroutine[None, None, None]) -> None:

@@ -85,3 +85,27 @@ async def test_named_errors_of_its_parts_end_it_as_one_of_its_own(
     with pytest.raises((SlackwaterError, ExceptionGroup)) as raised:
         await asyncio.wait_for(serve(nats_url, "waits", make, asyncio.Event()), 30)
     assert type(raised.value) is ends_by
+
+
+class StartsWithoutBus(Waits):
+    """The bus is away when it is told to end."""
+
+    def __init__(self, bus: Bus, stopping: asyncio.Event) -> None:
+        super().__init__(bus)
+        self._stopping = stopping
+
+    async def start(self) -> None:
+        self._stopping.set()
+        await asyncio.sleep(0)
+        raise BusError("away")
+
+
+async def test_one_that_is_told_to_end_does_not_blame_the_bus_that_it_could_not_start_with(nats_url: str) -> None:
+    stopping, made = asyncio.Event(), asyncio.Queue[Waits]()
+
+    def make(bus: Bus) -> Service:
+        made.put_nowait(service := StartsWithoutBus(bus, stopping))
+        return service
+
+    await asyncio.wait_for(serve(nats_url, "waits", make, stopping), 30)
+    assert not made.get_nowait().has_stopped, "it had nothing to finish"
