@@ -68,7 +68,7 @@ class _GenerationTag(jinja2.ext.Extension):
     """What stands between ``{% generation %}`` and ``{% endgeneration %}``, by which those who train a model tell its
     own tokens: as if the tags were not there, but that what is set between them is gone behind them."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012  # of the type that Jinja gives it
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         lineno = next(parser.stream).lineno
