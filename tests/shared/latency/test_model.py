@@ -15,18 +15,23 @@ from tests.shared.latency.test_linear import batches
 MODEL = LinearLatencyModel(*TRUTH)
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(-2, 120), st.data())
-def test_the_longest_chunk_is_what_a_search_finds(rises: list[int], budget: int, data: st.DataObject) -> None:
-    """Whatever it costs, as long as that never falls; in as many questions as halving has."""
-    limit, asked = data.draw(st.integers(-1, len(rises))), list[int]()
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=10))
+def test_the_longest_chunk_is_what_a_search_finds(rises: list[int]) -> None:
+    """Whatever it costs that never falls: in as many questions as halving has, and in one where all fits."""
+    costs = [sum(rises[:num_tokens]) for num_tokens in range(len(rises) + 1)]
+    asked = list[int]()
 
     def cost(num_tokens: int) -> int:
         asked.append(num_tokens)
-        return sum(rises[:num_tokens])
+        return costs[num_tokens]
 
-    fitting = [num_tokens for num_tokens in range(1, limit + 1) if sum(rises[:num_tokens]) <= budget]
-    assert longest_chunk(cost, budget, limit) == max(fitting, default=0)
-    assert all(1 <= each <= limit for each in asked) and len(asked) <= 2 + max(limit, 0).bit_length()
+    for limit in range(-1, len(costs)):
+        for budget in (-1, *costs):
+            asked.clear()
+            fitting = [num_tokens for num_tokens in range(1, limit + 1) if costs[num_tokens] <= budget]
+            assert longest_chunk(cost, budget, limit) == max(fitting, default=0)
+            assert all(1 <= each <= limit for each in asked) and len(asked) <= 1 + max(limit, 0).bit_length()
+            assert limit not in fitting or asked == [limit]
 
 
 @given(batches(), st.integers(1, 3), st.integers(0, 3))
