@@ -206,7 +206,7 @@ def run_at_random(rig: Overlapped, requests: list[GenerateRequest], abort: float
 def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, seed: int, order: str) -> None:
     """With few blocks and preemption, shared prefixes, plans that do not fit, aborts, and steps that are taken back."""
     rng = random.Random(seed)
-    requests = [make_request(f"{seed}-{n}", rng) for n in range(50)]
+    requests = [make_request(f"{seed}-{n}", rng) for n in range(60)]
     rig = Overlapped(tokenizer, rng, FollowingEngine(SPEC), Strategy(online_order=order))
     run_at_random(rig, requests, abort=0.02)
     aborted = {key for key, (_, reason) in rig.outcomes.items() if reason is FinishReason.ABORT}
