@@ -148,7 +148,8 @@ class ServiceCommands:
         known = self._known(model)
         strategy: dict[str, Any] = flat(options.kept_strategy()) if STRATEGY in fields else {}
         settings = {field: known[field] for field in fields if field in known} | strategy
-        settings |= options.tables.get(service, {}) | {key: value for key, value in own.items() if value is not None}
+        settings |= options.tables.get(service, {})
+        settings |= {key: value for key, value in own.items() if value is not None}
         config = str(options.config_file or "")  # empty: none, whatever is where the service starts
         argv = _python(f"services.{service.replace('-', '_')}", {"config": config, **settings})
         return Command(name, argv, self.data_dir.log(name))
