@@ -205,8 +205,8 @@ class Connection:
         self._client.may_send = may_send
 
     async def wait_reconnected(self, generation: int, timeout_s: float | None) -> None:
-        """Return when the connection was restored after ``reconnects`` read ``generation``, or after the timeout, if there
-        is one."""
+        """Return when the connection was restored after ``reconnects`` read ``generation``, or after the timeout, if
+        any."""
         if self.reconnects != generation:
             return
         with contextlib.suppress(TimeoutError):
