@@ -307,6 +307,7 @@ def test_a_name_that_no_figure_can_have_is_refused(trace_file: Path, prompt_file
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a stack and a server, started again and again
 def test_vllm_and_slackwater_side_by_side(trace_file: Path, prompt_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     arguments = ["--online", str(trace_file), "--offline", str(prompt_file), "--start", "0"]
