@@ -14,6 +14,9 @@ INPUTS := pyproject.toml constraints.txt
 MEASURED := $(addprefix benchmarks/,bus engine gateway kernels scheduling simulator)
 BENCHMARKS = $(basename $(notdir $(shell grep -lr --include='*.py' '^@benchmark' $(MEASURED))))
 
+# Where it is set, each process of each stack that a test starts compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup up test mutants lint bench figures gpu docs docs-serve vllm-cpu lock clean
 
