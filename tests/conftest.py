@@ -50,7 +50,7 @@ def nats_server_binary() -> str:
     return str(beside_python) if beside_python.exists() else shutil.which("nats-server") or "nats-server"
 
 
-def wait_for_port(port: int, process: "subprocess.Popen[bytes] | Program", timeout_s: float = 15.0) -> None:
+def wait_for_port(port: int, process: "subprocess.Popen[bytes] | Program", timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         assert process.poll() is None, f"process ended with {process.returncode}"
@@ -98,9 +98,11 @@ def model_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def shallow_model(model_folder: Path) -> Iterator[Path]:
-    """The folder of the default model with four of its layers."""
+    """The folder of the default model with four of its layers; by its name a stack keeps what it has measured."""
     with tempfile.TemporaryDirectory() as folder:
-        yield make_shallow(model_folder, Path(folder))
+        made = Path(folder) / f"shallow-{model_folder.name}"
+        made.mkdir()
+        yield make_shallow(model_folder, made)
 
 
 @pytest.fixture(scope="session")

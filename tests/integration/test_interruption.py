@@ -15,8 +15,8 @@ INTERRUPTED = "slackwater_executor_steps_interrupted_total"
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[GatewayRig]:
-    with GatewayRig(tmp_path) as made:
+def rig(tmp_path: Path, shallow_model: Path) -> Iterator[GatewayRig]:
+    with GatewayRig(tmp_path, model=shallow_model) as made:
         yield made
 
 

@@ -80,7 +80,7 @@ async def test_nothing_is_lost_or_doubled(nats_url: str, model_folder: Path, tok
             if swap == NUM_SWAPS // 2:
                 for executor_id in EXECUTORS:
                     await gateway.bus.publish(subjects.inbox(executor_id), AbortRequests(aborted))
-            await asyncio.sleep(rng.uniform(0.3, 0.9))
+            await asyncio.sleep(rng.uniform(0.15, 0.45))
         await sending
         await until(lambda: not any(each._replica.has_work for each in made), 120.0)
         await gateway.until_ended(NUM_REQUESTS)

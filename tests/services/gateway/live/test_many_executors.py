@@ -5,12 +5,13 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, READY_S, GatewayRig, wait_until
 
 EXECUTORS = ("executor-0", "executor-1")
 LINES = 168
@@ -95,13 +96,13 @@ def test_a_killed_executors_part_of_a_batch_moves_to_the_other(rig: GatewayRig) 
 
 
 @pytest.mark.slow
-def test_a_real_models_greedy_stream_goes_on_word_for_word(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with GatewayRig(tmp_path_factory.mktemp("torch")) as rig:
+def test_a_real_engines_greedy_stream_goes_on_word_for_word(tmp_path: Path, shallow_model: Path) -> None:
+    with GatewayRig(tmp_path, model=shallow_model) as rig:
         rig.start_gateway()
         for executor_id in EXECUTORS:
             rig.start_executor(executor_id, "--engine", "torch", "--threads", "1", "--kv-blocks", "64")
-        wait_until(lambda: len(alive(rig)) == 2, rig.logs, timeout_s=60)
-        body = {"model": MODEL, "prompt": "Once upon a time there was a lighthouse", "max_tokens": 36}
+        wait_until(lambda: len(alive(rig)) == 2, rig.logs, READY_S)
+        body = {"model": MODEL, "prompt": "Once upon a time there was a lighthouse", "max_tokens": 100}
         body |= {"temperature": 0.0, "ignore_eos": True, "seed": 1}
         pieces = []
         with httpx.stream("POST", f"{rig.url}/v1/completions", json=body | {"stream": True}, timeout=60) as response:
