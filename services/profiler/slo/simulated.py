@@ -53,8 +53,9 @@ class SimulatedTrials:
 
     def span(self) -> Span:
         """By a run that holds nothing back, once. A budget matters from the cheapest step on, up to the longest that
-        run planned; a rate from one request in the window on, up to a whole batch in the time of the cheapest step, from
-        where on nobody waits for it. The mean rate of that run is no such end: it evens out when requests enter."""
+        run planned; a rate from one request in the window on, up to a whole batch in the time of the cheapest step:
+        from there on nobody waits for it. The mean rate of that run is no such end: it evens out when requests enter.
+        """
         if self._span is None:
             self._unbounded, phase = self._run(math.inf)
             self._span = self._budget_span(phase) if self.knob is Knob.BUDGET_MS else self._rate_span()
