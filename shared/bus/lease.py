@@ -86,7 +86,7 @@ class Lease:
             check_cancelled()
 
     async def renewed(self) -> None:
-        """Return when all may be sent: at once; or, where the bus was away, with the renewal that ``keep`` sends then."""
+        """Return when all may be sent: at once, or, where the bus was away, with the next renewal of ``keep``."""
         while not self._is_renewed_within(VALID_S):
             check_cancelled()
             self._was_renewed.clear()
