@@ -1,4 +1,5 @@
-"""The live stack on the real model: greedy answers equal transformers.generate, whatever they share steps with."""
+"""The live stack on a few layers of the real model: greedy answers equal transformers.generate, whatever they share
+steps with."""
 
 import json
 import random
@@ -36,9 +37,9 @@ def make_prompts(seed: int, count: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def expected(model_folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+def expected(shallow_model: Path, tokenizer: Tokenizer) -> dict[str, str]:
     """Greedy continuations by transformers.generate, each prompt alone."""
-    model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(shallow_model, dtype=torch.float32).eval()
     texts = {}
     for prompt in (*make_prompts(1, 15), *make_prompts(2, 15)):
         ids = torch.tensor([tokenizer.encode(prompt)])
@@ -51,10 +52,10 @@ def expected(model_folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def tight_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def tight_stack(tmp_path_factory: pytest.TempPathFactory, shallow_model: Path) -> Iterator[LocalStack]:
     """The torch engine with so few KV blocks that requests lose theirs."""
-    folder = tmp_path_factory.mktemp("stack")
-    stack = LocalStack(folder, "--engine", "torch", "--kv-blocks", "40")
+    model = ("--model", str(shallow_model), "--served-model-name", MODEL)
+    stack = LocalStack(tmp_path_factory.mktemp("stack"), *model, "--engine", "torch", "--kv-blocks", "40")
     try:
         stack.start()
         yield stack
