@@ -3,9 +3,10 @@
 import asyncio
 import json
 import random
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,34 @@ async def test_who_is_stopped_in_order_is_seen_not_to(tmp_path: Path) -> None:
     await until(lambda: log.exists() and "ready" in log.read_text())
     await member.stop("upgraded")
     assert [start.reason for start in record.starts] == [""]
+
+
+@pytest.mark.parametrize("ends", [Member.stop, Member.take_away])
+async def test_who_is_told_to_end_while_it_is_being_started_is_not_blamed(
+    tmp_path: Path, ends: Callable[[Member, str], Awaitable[None]]
+) -> None:
+    record = Process("executor-0")
+    command = Command("executor-0", (sys.executable, "-c", WAITS.format(NOT_AT_ALL)), tmp_path / "log")
+    member = Member(command, record, time.monotonic, tmp_path / "clock")
+    member.start()
+    await asyncio.sleep(0)  # it is on its way
+    async with asyncio.timeout(60.0):
+        await ends(member, "away")
+    assert [start.reason for start in record.starts] == ["away"]
+
+
+async def test_who_was_killed_need_not_end_in_order(tmp_path: Path) -> None:
+    """Its end is seen a moment later, in which something else may be done to it."""
+    record, log = Process("executor-0"), tmp_path / "log"
+    command = Command("executor-0", (sys.executable, "-c", WAITS.format(IN_ORDER)), log)
+    member = Member(command, record, time.monotonic, tmp_path / "clock")
+    member.start()
+    await until(lambda: log.exists() and "ready" in log.read_text())
+    member.kill("killed")
+    member.terminate("terminated")
+    await until(lambda: record.starts[0].ended_s is not None)
+    await member.take_away("the end")
+    assert (record.starts[0].status, record.starts[0].reason) == (-signal.SIGKILL, "terminated")
 
 
 def test_a_named_error_is_one_without_a_traceback() -> None:

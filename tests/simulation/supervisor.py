@@ -133,8 +133,10 @@ class Supervisor:
             return HANG if HANG in kinds else ""
         is_settled = process.at_work_s is not None and now_s - process.at_work_s >= SETTLED_S
         is_at_it = is_settled and start.told_s is None
-        error, is_queue = type(process.error).__name__, process.name.startswith("offline-queue")
-        return kinds[-1] if kinds and may_end(error, is_queue, is_at_it) else ""
+        has_lost_lease = self._seen.may_have_lost(start.at_s, start.started_s)  # since it took it: the bus has none
+        may_be_replaced = has_lost_lease or process.name.startswith("offline-queue")
+        error = type(process.error).__name__
+        return kinds[-1] if kinds and may_end(error, may_be_replaced, is_at_it) else ""
 
     def _kill_late(self, kept: Kept, process: Process) -> None:
         if kept.process is process:

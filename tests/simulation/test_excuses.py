@@ -56,6 +56,23 @@ def test_who_ends_by_itself_is_excused_by_what_was_done_to_it(
     assert in_virtual_time("1", main)[0] == excuse
 
 
+@pytest.mark.parametrize(("started_s", "excuse"), [(NOW_S - 5.0, "bus-power"), (NOW_S - 20.0, "")])
+def test_an_executor_may_be_replaced_where_the_bus_has_lost_that_it_took_its_lease(
+    started_s: float, excuse: str
+) -> None:
+    async def main() -> str:
+        loop = cast(VirtualLoop, asyncio.get_running_loop())
+        cut = Event(0, "bus-power", "bus", NOW_S - 2.0)
+        seen = History(events=[cut], not_synced=[(NOW_S - 12.0, NOW_S - 2.0)])
+        process = Process(loop, "executor-0", 1, lambda process, status: None)
+        process.error, process.at_work_s = LeaseLostError("taken"), started_s
+        await asyncio.sleep(NOW_S)
+        start = Start(started_s - 1.0, 1, started_s=started_s)
+        return Supervisor(loop, cast(Machine, None), seen)._excuse(process, start)
+
+    assert in_virtual_time("1", main)[0] == excuse
+
+
 def test_a_gateway_that_has_not_started_does_not_listen() -> None:
     assert was_starting(Start(100.0, 1), 200.0)
     late = Start(100.0, 1, started_s=165.0)

@@ -10,7 +10,9 @@ from typing import Any
 STARTED, AT_WORK, STOPPED_BY = "started", "at work", "stopped by an error"
 BUS_AWAY = frozenset({"BusError", "NoResponderError", "NobodyListensError"})
 REPLACED = "LeaseLostError"
-SETTLED_S = 20.0  # who is at work for so long has found on the bus all that it needs to begin
+# Who is at work for so long has found on the bus all that it needs to begin, or would have ended: what it asks for is
+# awaited for ten seconds each, and so is what is to be let go at the end.
+SETTLED_S = 60.0
 
 
 def said(log: Path, from_byte: int, event: str) -> bool:
@@ -45,10 +47,10 @@ def named_error(words: str) -> str:
     return "" if "Traceback" in words else found
 
 
-def may_end(error: str, is_queue: bool, is_at_it: bool) -> bool:
-    """Whether a service that was kept from the bus may end by that error: an offline-queue that was replaced has to;
-    who begins or ends needs a bus, but nobody does who is at it."""
-    return (is_queue and error == REPLACED) or (error in BUS_AWAY and not is_at_it)
+def may_end(error: str, may_be_replaced: bool, is_at_it: bool) -> bool:
+    """Whether a service that was kept from the bus may end by that error: one that was replaced has to, as an
+    offline-queue may be; who begins or ends needs a bus, but nobody does who is at it."""
+    return (may_be_replaced and error == REPLACED) or (error in BUS_AWAY and not is_at_it)
 
 
 def is_in_order(status: int | None, words: str) -> bool:

@@ -44,6 +44,7 @@ class Member:
         self._now = now
         self._clock_file = clock_file
         self._reason = ""
+        self._is_wanted = False
         self._log_start = 0  # of what the last start said
         self._at_it_s: float | None = None  # since when the last start is at work
         self._num_read = 0  # of the log's bytes, for tracebacks
@@ -65,13 +66,14 @@ class Member:
 
     def start(self) -> None:
         """It runs, and again where it ends, until it is stopped."""
+        self._is_wanted = True
         self._keeper = Keeper(self.command, self, Backoff(first_s=RESTART_S, max_s=RESTART_S))
         self._note_log()
         self._keeping = asyncio.create_task(self._keeper.keep(), name=self.name)
 
     async def stop(self, reason: str) -> None:
         """In order; until it is started again."""
-        self._keeper.retire()
+        self._retire()
         self.terminate(reason)
         self.signal(signal.SIGCONT)
         if self._keeping is not None:
@@ -80,17 +82,19 @@ class Member:
 
     async def take_away(self, reason: str) -> None:
         """SIGKILL; until it is started again."""
+        self._retire()
         self.ending(reason)
-        self._keeper.retire()
         await self._gone()
 
     def ending(self, reason: str, grace_s: float | None = None) -> None:
-        """The next end is no fault of its own. ``grace_s``: that it has to end in order, None where it is killed."""
+        """The next end is no fault of its own. ``grace_s``: that it has to end in order, None where it is killed, as
+        from then on it is."""
         self._reason = reason
         if self.record.starts and self.record.starts[-1].ended_s is None:
             last = self.record.starts[-1]
+            if last.told_s is None or grace_s is None:
+                last.grace_s = grace_s
             last.told_s = last.told_s or self._now()
-            last.grace_s = grace_s
 
     def terminate(self, reason: str) -> None:
         """SIGTERM."""
@@ -139,6 +143,10 @@ class Member:
         """It was told to, and is there."""
         return self.is_running() and self.record.starts[-1].told_s is not None
 
+    def _retire(self) -> None:
+        self._is_wanted = False
+        self._keeper.retire()
+
     async def _gone(self) -> None:
         while self._keeping is not None and not self._keeping.done():
             self._keeper.kill()  # nothing where it is just being started
@@ -151,7 +159,11 @@ class Member:
         assert keeper.pid is not None
         self.record.starts.append(Start(self._now(), keeper.pid))
         self.record.memory.clear()
-        self._reason, self._at_it_s = "", None
+        self._at_it_s = None
+        if self._is_wanted:
+            self._reason = ""
+        else:  # it was being started when it was told to end
+            keeper.kill()
 
     def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
         self._note_end(status)
