@@ -112,7 +112,7 @@ async def _has_batches(client: OpenAIClient) -> bool:
     try:
         answer = await client.get_json("/v1/batches?limit=1")
     except ServerError as error:
-        if error.status in NOT_NOW:
+        if error.status is None or error.status in NOT_NOW:
             raise
         return False
     return isinstance(answer, dict) and isinstance(answer.get("data"), list)

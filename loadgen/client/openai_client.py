@@ -140,7 +140,7 @@ class OpenAIClient:
         try:
             return msgspec.json.decode(body)
         except msgspec.DecodeError as error:
-            raise ServerError(f"{method} {self.url}{path} did not answer with JSON") from error
+            raise ServerError(f"{method} {self.url}{path} did not answer with JSON", 200) from error
 
     async def _request(self, method: str, path: str, **options: Any) -> bytes:
         options.setdefault("timeout", aiohttp.ClientTimeout(CONTROL_TIMEOUT_S))

@@ -22,7 +22,8 @@ async def stream_until_taken(
         record = RequestRecord(time.perf_counter())
         begun(record)
         await client.stream(request, record)
-        if not record.not_taken or time.perf_counter() > begun_s + PATIENCE_S:
+        left_s = begun_s + PATIENCE_S - time.perf_counter()
+        if not record.not_taken or left_s <= 0:
             break
-        await asyncio.sleep(record.retry_after_s or pause_s)
+        await asyncio.sleep(min(record.retry_after_s or pause_s, left_s))
     return record
