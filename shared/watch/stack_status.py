@@ -37,8 +37,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What ``status --json`` prints. ``queues`` sums the executors and adds the offline pool's own figures and the
-    gateway's."""
+    """What ``status --json`` prints. ``queues`` has the sums over executors, over offline pools and over gateways."""
 
     url: str | None
     nats: str | None  # None where a gateway was asked

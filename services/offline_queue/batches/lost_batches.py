@@ -48,12 +48,11 @@ class LostBatches:
 
     async def _find(self) -> list[str]:
         """By id. The records are read last: each was there before what else there is of its batch."""
-        found: dict[str, None] = {}
+        found: set[str] = set()
         for stream, subject in self._tools.stored("*"):
-            stored = sorted(await self._tools.bus.subjects(stream, subject))
-            found |= {subjects.request_of(each).rpartition(".")[0]: None for each in stored}
-        records = await self._tools.batches.keys()
-        return [batch_id for batch_id in found if batch_id not in records]
+            stored = await self._tools.bus.subjects(stream, subject)
+            found |= {subjects.request_of(each).rpartition(".")[0] for each in stored}
+        return sorted(found - await self._tools.batches.keys())
 
     async def _newest_s(self, batch_id: str) -> float:
         """When the last of it was stored, unix time."""
