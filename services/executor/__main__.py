@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -30,6 +31,7 @@ def main() -> int:
         settings = config.load(ExecutorSettings, "executor")
         tokenizer = Tokenizer.from_folder(Path(settings.model_path))
         configure_logging(settings.log_level)  # loading takes a while, and has much to say
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # and Python would wait for the thread that loads
         engine = load_engine(settings)
     except SlackwaterError as error:
         print(f"executor: {error}", file=sys.stderr)

@@ -297,11 +297,13 @@ class ExecutorService(Service):
         await self._executors.put(self.name, self.info)
 
     async def _stay_registered(self) -> None:
-        """A bus that comes back may have lost the registration, or have an earlier one again."""
+        """A bus that comes back may have lost the registration, or have an earlier one again. Where another process has
+        the id by then, the registration is that one's."""
         registered = self._bus.reconnects
         while True:
-            await self._bus.wait_reconnected(registered, None)
             check_cancelled()
+            await self._bus.wait_reconnected(registered, None)
+            await self._lease.renewed()
             reconnects = self._bus.reconnects
             try:
                 await self._register()

@@ -25,6 +25,7 @@ from shared.protocol.measurements import REPLACED, LatencySample, MeasuredShape,
 from shared.protocol.offline import OfflineResult
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.services import LeaseHolder
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.protocol.tokens import StepTokens
 from shared.replica.sequence import LiveSequence
@@ -282,12 +283,20 @@ async def test_heartbeats_tell_what_online_requests_need(
     assert (beat.num_held, beat.is_drained) == (1, False)
 
 
+async def until_it_follows(bus: Bus, executor: ExecutorService) -> None:
+    """What it opens as it begins to run is open, so that it may lose the bus for a moment."""
+    budgets, key = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord), executor.info.profile_key
+    await budgets.put(key, BudgetRecord(key, 100.0, "fixed"))
+    await until(lambda: key in executor._tuning._budgets)
+
+
 async def test_it_registers_again_where_the_bus_was_away(bus: Bus, executor: ExecutorService) -> None:
     """What a bus keeps that comes back may be older than the executor."""
     executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
     before = (await executors.get("executor-0")).value
     assert before is not None
     await executors.put("executor-0", replace(before, epoch="of before"))
+    await until_it_follows(bus, executor)
     executor._bus._client._transport.close()
 
     async def is_there() -> bool:
@@ -295,6 +304,43 @@ async def test_it_registers_again_where_the_bus_was_away(bus: Bus, executor: Exe
 
     await until(is_there)
     assert executor._bus.reconnects == 1
+
+
+async def test_where_another_one_has_its_id_by_then_it_does_not_register_again(
+    bus: Bus, executor: ExecutorService
+) -> None:
+    leases = await bus.bucket(subjects.LEASES_BUCKET, LeaseHolder)
+    executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+    await until_it_follows(bus, executor)
+    holder, another = (await leases.get("executor-0")).value, replace(executor.info, epoch="another")
+    assert holder is not None
+    await executors.put("executor-0", another)
+    await leases.put("executor-0", replace(holder, holder_id="another"))
+    executor._bus._client._transport.close()
+    await until(lambda: executor._is_lost)
+    assert (await executors.get("executor-0")).value == another
+
+
+async def test_told_to_stop_while_it_registers_again_it_stops(
+    bus: Bus, executor: ExecutorService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the answer comes with that, and the client of the bus swallows it."""
+    begun = asyncio.Event()
+
+    async def swallow() -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr(executor, "_register", swallow)
+    staying = asyncio.create_task(executor._stay_registered())
+    await until_it_follows(bus, executor)
+    executor._bus._client._transport.close()
+    async with asyncio.timeout(60):
+        await begun.wait()
+    staying.cancel()
+    await asyncio.wait((staying,), timeout=10)
+    assert staying.cancelled()
 
 
 async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, executor: ExecutorService) -> None:

@@ -1,5 +1,6 @@
 """OpenMP's threads, of which a process shall have no more than its engine's steps use."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,8 +35,32 @@ print(after_load, settled(1))
 engine.close()
 """
 
+LOAD_FOR_EVER = """
+import sys, threading
+from services.executor import __main__ as executor
+from services.executor.engines.torch.threads import apart
+
+def load():
+    print("loading", flush=True)
+    threading.Event().wait()
+
+executor.load_engine = lambda settings: apart(load)
+executor.main()
+"""
+
 
 def test_a_loaded_engine_leaves_no_openmp_threads_behind(model_folder: Path) -> None:
     command = [sys.executable, "-c", LOAD, str(model_folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["0", "1"]
+
+
+def test_an_interrupt_ends_a_process_that_loads_at_once(model_folder: Path) -> None:
+    command = [sys.executable, "-c", LOAD_FOR_EVER, "--model-path", str(model_folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(60) == -signal.SIGINT
+        finally:
+            process.kill()
