@@ -30,7 +30,9 @@ class Turns:
         self._passed: dict[str, None] = {}
         self._groups: dict[str, None] = {}
         waiting = [each for each in clients.values() if each.num_waiting]
-        self._batch_ranks = {each.client_id: _Ranks(self._ranked_batches(each)) for each in waiting}
+        self._batch_ranks = {  # of clients with more than one
+            each.client_id: _Ranks(self._ranked_batches(each)) for each in waiting if len(each.batches) > 1
+        }
         self._client_ranks = _Ranks((each.client_id, self._client_rank(each)) for each in waiting)
 
     def next_turn(self) -> Turn | None:
@@ -69,18 +71,25 @@ class Turns:
         return False
 
     def _due(self) -> dict[str, None]:
-        ids = chain.from_iterable(self._batch_ranks[client_id].first() for client_id in self._client_ranks.first())
+        ids = chain.from_iterable(map(self._first_batches, self._client_ranks.first()))
         return dict.fromkeys(islice(ids, MAX_BATCHES))
+
+    def _first_batches(self, client_id: str) -> Iterable[str]:
+        """Of one that has any waiting."""
+        ranks = self._batch_ranks.get(client_id)
+        return self._clients[client_id].batches if ranks is None else ranks.first()
 
     def _rank(self, batch: BatchAccount) -> None:
         """By what it and its client were charged, and what they have waiting, by now."""
         client = batch.client
-        self._batch_ranks[client.client_id].move(batch.batch_id, self._batch_rank(batch))
+        if (ranks := self._batch_ranks.get(client.client_id)) is not None:
+            ranks.move(batch.batch_id, self._batch_rank(batch))
         self._client_ranks.move(client.client_id, self._client_rank(client))
 
     def _client_rank(self, client: ClientAccount) -> _Rank | None:
         """Its precedence is that of those of its batches whose turn it is."""
-        first = self._batch_ranks[client.client_id].lowest
+        ranks = self._batch_ranks.get(client.client_id)
+        first = self._batch_rank(*client.batches.values()) if ranks is None else ranks.lowest
         return None if first is None else (self._cell(client), first[1])
 
     def _batch_rank(self, batch: BatchAccount) -> _Rank | None:
