@@ -8,7 +8,7 @@ from shared.protocol.executors import ExecutorInfo, Heartbeat
 
 
 class LoadWatch:
-    """Wakes whoever waits for an executor to fall silent or idle."""
+    """Wakes whoever waits for an executor to fall silent or idle, or to be heard."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
