@@ -1,7 +1,7 @@
 """Token ids to text, piece by piece."""
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 import tokenizers
@@ -51,26 +51,31 @@ class TokenStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is whole by now."""
-        shown = (token_id for token_id in token_ids if token_id not in self.hidden_ids)
+        shown = [token_id for token_id in token_ids if token_id not in self.hidden_ids]
+        if not self._single_bytes:
+            return self._push_texts(shown) if shown else ""
         runs = groupby(shown, key=self._single_bytes.__contains__)
-        return "".join([(self._push_bytes if are_bytes else self._push_texts)(list(run)) for are_bytes, run in runs])
+        return "".join([self._push_bytes(run) if are_bytes else self._push_behind(run) for are_bytes, run in runs])
 
     def finish(self) -> str:
         """The rest: an unfinished character as U+FFFD."""
         return self._show_window() + self._bytes.decode(b"", final=True)
 
-    def _push_bytes(self, run: list[int]) -> str:
-        before = self._show_window()
-        self._window, self._num_shown, self._shown = run[-1:], 1, self._decode(run[-1:])
-        return before + self._bytes.decode(bytes(self._single_bytes[token_id] for token_id in run))
+    def _push_bytes(self, run: Iterable[int]) -> str:
+        before, token_ids = self._show_window(), list(run)
+        self._window, self._num_shown, self._shown = token_ids[-1:], 1, self._decode(token_ids[-1:])
+        return before + self._bytes.decode(bytes(self._single_bytes[token_id] for token_id in token_ids))
 
-    def _push_texts(self, run: list[int]) -> str:
-        before = self._bytes.decode(b"", final=True)
+    def _push_behind(self, run: Iterable[int]) -> str:
+        """What bytes before it have begun is not finished any more."""
+        return self._bytes.decode(b"", final=True) + self._push_texts(run)
+
+    def _push_texts(self, run: Iterable[int]) -> str:
         self._window += run
         text = self._decode(self._window)
         if not text.endswith(REPLACEMENT):
-            return before + self._show(text, len(self._window))
-        return before + self._push_unfinished(text)
+            return self._show(text, len(self._window))
+        return self._push_unfinished(text)
 
     def _push_unfinished(self, text: str) -> str:
         """The last character may lack bytes that are in later tokens."""
