@@ -28,8 +28,6 @@ class Request:
         return len(self.output) == self.sampling.max_tokens or self.output[-1:] in [[eos] for eos in eos_token_ids]
 
 
-LATEST_INTERRUPTION_S = 0.03  # after the step's beginning
-
 Scheduled = list[tuple[Request, Sequence]]
 
 
@@ -68,6 +66,7 @@ class EngineDriver:
         self.failures = 0
         self.interruptions = 0
         self.max_in_flight = 0
+        self._step_s = 0.0  # of the last one that was not interrupted
 
     def run(self, requests: list[Request]) -> dict[str, list[int]]:
         """Outputs by request id, EOS included."""
@@ -82,7 +81,7 @@ class EngineDriver:
                     batch = self._batch(scheduled)
                     in_flight.append((scheduled, threads.submit(self._engine.execute, batch)))
                     if self._interrupt and self._rng.random() < self._interrupt:
-                        time.sleep(self._rng.random() * LATEST_INTERRUPTION_S)
+                        time.sleep(self._rng.random() * self._step_s)
                         self._engine.interrupt(batch.step)
                     self.max_in_flight = max(self.max_in_flight, len(in_flight))
                 elif in_flight:
@@ -118,6 +117,7 @@ class EngineDriver:
         if result.is_interrupted:
             self.interruptions += 1
             return
+        self._step_s = result.latency_ms / 1000.0
         for request, sequence in scheduled:
             request.num_computed += len(sequence.token_ids)
             self._publish_full_blocks(request)
