@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from services.gateway.api.app import create_app
 from services.gateway.api.context import Context
+from services.gateway.http.errors import SHUTTING_DOWN
 from services.gateway.http.server import HttpServer, Listener
 from services.gateway.readings import observe
 from services.gateway.settings import GatewaySettings
@@ -75,7 +76,7 @@ class GatewayService(Service):
     async def _end_answers(self) -> None:
         """Each says so to its client: a stream with an error as its last event."""
         for tracker in (each for model in self._context.models for each in (model.tracker, model.flex)):
-            await tracker.fail_all("the gateway is shutting down; send the request again")
+            await tracker.fail_all(SHUTTING_DOWN)
 
     async def stop(self) -> None:
         self._context.telemetry.close()

@@ -90,6 +90,12 @@ class FencedClient(Client):  # type: ignore[misc]
             self._server_info["connect_urls"] = info["connect_urls"]
         await super()._process_info(info, initial_connection)
 
+    async def _process_pong(self) -> None:
+        """nats-py would stop reading at the answer to a flush that was given up."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
     async def _process_err(self, err_msg: str) -> None:
         if self.is_connected and _is_not_let_in(err_msg):
             await self._process_op_err(nats.errors.AuthorizationError())

@@ -26,7 +26,7 @@ from services.gateway.api import (
 )
 from services.gateway.api.context import Context
 from services.gateway.http.answers import Answers
-from services.gateway.http.errors import install_error_handlers
+from services.gateway.http.errors import CutAnswers, install_error_handlers
 from services.gateway.http.operation import components
 from shared.settings.setting import listed
 from shared.version import version
@@ -74,11 +74,11 @@ def create_app(context: Context) -> ASGIApp:
     app.state.context = context
     install_error_handlers(app)
     app.add_middleware(KeyCheck, keys=context.keys, web_pages=WebPageCheck(context.settings), clock=context.clock)
-    readable = _readable(app, listed(context.settings.cors_origins))
+    readable = _readable(CutAnswers(app), listed(context.settings.cors_origins))
     return Answers(readable, context.http_metrics, context.tracing, context.clock)
 
 
-def _readable(app: FastAPI, cors_origins: Sequence[str]) -> ASGIApp:
+def _readable(app: ASGIApp, cors_origins: Sequence[str]) -> ASGIApp:
     """By web pages of these origins, whatever the answer is. FastAPI makes that of an unforeseen error outside of all
     that was added to it."""
     if not cors_origins:

@@ -1,13 +1,16 @@
 """Every error that leaves the gateway, in OpenAI's shape."""
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.answers import request_id_of
 from services.gateway.http.operation import JsonResponse
@@ -25,6 +28,7 @@ INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 UNAVAILABLE = "service_unavailable"
 OVERLOADED = "server_overloaded"
+SHUTTING_DOWN = "the gateway is shutting down; send the request again"
 
 
 class Refusal(SlackwaterError):
@@ -48,6 +52,30 @@ class Refusal(SlackwaterError):
         self.type = type or code
         self.code = code
         self.headers = {**(headers or {}), "Retry-After": str(max(1, math.ceil(retry_after_s)))}
+
+
+@dataclass(frozen=True, slots=True)
+class CutAnswers:
+    """Around all routes. What is open when the gateway has to be gone is cancelled (``HttpServer.drain``): an answer
+    that has not begun says so then, any other ends where it is."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        except asyncio.CancelledError:
+            if not has_begun:
+                headers = {"Retry-After": str(RETRY_AFTER_S)}
+                response = error_response(503, SHUTTING_DOWN, UNAVAILABLE, code=UNAVAILABLE, headers=headers)
+                await response(scope, receive, send)
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -43,6 +43,23 @@ async def test_messages_arrive_in_order(bus: Bus) -> None:
     assert seen == [str(number) for number in range(100)]
 
 
+async def test_a_flush_that_is_given_up_does_not_end_the_connection(bus: Bus) -> None:
+    heard = asyncio.Event()
+
+    async def handler(message: AbortRequests) -> None:
+        heard.set()
+
+    await bus.subscribe("test.in", AbortRequests, handler)
+    await bus.flush()
+    for _ in range(20):  # of which one at least waits for the server's answer then
+        flushing = asyncio.ensure_future(bus.flush())
+        await asyncio.sleep(0)
+        flushing.cancel()
+        await asyncio.wait((flushing,))
+    await bus.publish("test.in", AbortRequests([]))
+    await asyncio.wait_for(heard.wait(), 5)
+
+
 async def test_a_handler_waits_for_what_came_before_on_another_subject(bus: Bus) -> None:
     """However long that takes to be handled."""
     seen: list[str] = []

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -217,6 +218,20 @@ def test_a_stopping_gateway_ends_answers_that_take_too_long_with_an_error(
             list(chat)
         assert [event.type for event in response][-1] == "response.failed"
         assert rig.wait("gateway") == 0
+
+
+def test_a_stopping_gateway_ends_what_waits_for_the_bus_with_an_error(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    with GatewayRig(tmp_path) as rig:
+        rig.start_gateway("--drain-s", "0")
+        wait_until(lambda: rig.http.get("/v1/files").status_code == 200, rig.logs)
+        rig.pause("nats")
+        upload = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+        answer = pool.submit(rig.http.post, "/v1/files", **upload)
+        time.sleep(1.0)  # nothing tells that it waits for the bus
+        rig.signal("gateway", signal.SIGTERM)
+        assert answer.result(60).status_code == 503 and "shutting down" in answer.result().json()["error"]["message"]
+        assert rig.wait("gateway") == 0
+        assert not [event for event in rig.log_events("gateway") if "exception" in event]
 
 
 def executors(rig: GatewayRig) -> set[str]:
