@@ -133,7 +133,7 @@ class Supervisor:
             return HANG if HANG in kinds else ""
         is_settled = process.at_work_s is not None and now_s - process.at_work_s >= SETTLED_S
         is_at_it = is_settled and start.told_s is None
-        has_lost_lease = self._seen.may_have_lost(start.at_s, start.started_s)  # since it took it: the bus has none
+        has_lost_lease = self._seen.may_have_lost(start.at_s, None)  # by a cut within a renewal the bus has none
         may_be_replaced = has_lost_lease or process.name.startswith("offline-queue")
         error = type(process.error).__name__
         return kinds[-1] if kinds and may_end(error, may_be_replaced, is_at_it) else ""
