@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
@@ -35,8 +36,15 @@ def test_only_what_no_executor_can_hold_fails(rig: GatewayRig) -> None:
     """Every third line fits the larger executor alone, every third none of them; flex requests are no different."""
     sizes = (8, 24 * LARGE // 2, 20 * LARGE)
     batch_id = rig.submit_batch(body(sizes[number % 3], number) for number in range(NUM_LINES))
-    answer = rig.http.post("/v1/completions", json=body(20 * LARGE, 1) | {"service_tier": "flex"})
-    assert "do not fit the KV cache" in answer.text and not answer.is_success
+    flex = body(20 * LARGE, 1) | {"service_tier": "flex"}
+    answers: list[httpx.Response] = []  # until the queue has said that it takes such requests
+
+    def is_decided() -> bool:
+        answers.append(rig.http.post("/v1/completions", json=flex))
+        return "nobody takes them now" not in answers[-1].text
+
+    wait_until(is_decided, rig.logs)
+    assert "do not fit the KV cache" in answers[-1].text and not answers[-1].is_success
     wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs, DONE_S)
     batch = rig.openai.batches.retrieve(batch_id)
     assert batch.output_file_id is not None and batch.error_file_id is not None
