@@ -120,7 +120,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
     # The traceback is logged by the server, which gets the exception too, but knows no ids.
     logger.error("failed", extra={"http_request_id": request_id_of(request), "error": repr(error)})
-    return error_response(500, "the server failed to process the request", SERVER_ERROR)
+    closes = {"Connection": "close"}  # as the server does behind an error that nobody foresaw
+    return error_response(500, "the server failed to process the request", SERVER_ERROR, headers=closes)
 
 
 def _unavailable(request: Request, error: SlackwaterError) -> Response:

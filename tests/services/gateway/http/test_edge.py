@@ -169,6 +169,7 @@ async def test_pages_of_a_named_origin_may_read_that_the_server_failed(rig: Gate
     failed = rig.http.get(f"/v1/responses/{odd.id}/input_items", headers={"Origin": ORIGIN})
     assert failed.status_code == 500 and failed.json()["error"]["type"] == "server_error"
     assert failed.headers["access-control-allow-origin"] == ORIGIN and failed.headers["x-request-id"]
+    assert failed.headers["connection"] == "close"
 
 
 def test_pages_of_other_origins_may_not(rig: GatewayRig, plain_rig: GatewayRig) -> None:
