@@ -87,16 +87,22 @@ BY_AN_ERROR = "signal.signal(signal.SIGTERM, lambda *_: 1 / 0)"
 NOT_AT_ALL = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
-@pytest.mark.parametrize(
-    ("does", "invariants"),
-    [(IN_ORDER, []), (BY_AN_ERROR, ["no process restarts by itself"]), (NOT_AT_ALL, ["who is told to end ends"])],
-)
-async def test_who_is_told_to_end_has_to_in_order(tmp_path: Path, does: str, invariants: list[str]) -> None:
+async def waiting(tmp_path: Path, does: str) -> tuple[Member, Process]:
+    """A member that waits for its SIGTERM, at which it does that, and its record."""
     record, log = Process("executor-0"), tmp_path / "log"
     command = Command("executor-0", (sys.executable, "-c", WAITS.format(does)), log)
     member = Member(command, record, time.monotonic, tmp_path / "clock")
     member.start()
     await until(lambda: log.exists() and "ready" in log.read_text())
+    return member, record
+
+
+@pytest.mark.parametrize(
+    ("does", "invariants"),
+    [(IN_ORDER, []), (BY_AN_ERROR, ["no process restarts by itself"]), (NOT_AT_ALL, ["who is told to end ends"])],
+)
+async def test_who_is_told_to_end_has_to_in_order(tmp_path: Path, does: str, invariants: list[str]) -> None:
+    member, record = await waiting(tmp_path, does)
     member.terminate("terminated")
     await until(lambda: does == NOT_AT_ALL or record.starts[0].ended_s is not None)
     history = History(processes=[Process("executor-0", record.starts[:1])], over_s=time.monotonic() + AN_HOUR_S)
@@ -106,11 +112,7 @@ async def test_who_is_told_to_end_has_to_in_order(tmp_path: Path, does: str, inv
 
 
 async def test_who_is_stopped_in_order_is_seen_not_to(tmp_path: Path) -> None:
-    record, log = Process("executor-0"), tmp_path / "log"
-    command = Command("executor-0", (sys.executable, "-c", WAITS.format(BY_AN_ERROR)), log)
-    member = Member(command, record, time.monotonic, tmp_path / "clock")
-    member.start()
-    await until(lambda: log.exists() and "ready" in log.read_text())
+    member, record = await waiting(tmp_path, BY_AN_ERROR)
     await member.stop("upgraded")
     assert [start.reason for start in record.starts] == [""]
 
@@ -131,11 +133,7 @@ async def test_who_is_told_to_end_while_it_is_being_started_is_not_blamed(
 
 async def test_who_was_killed_need_not_end_in_order(tmp_path: Path) -> None:
     """Its end is seen a moment later, in which something else may be done to it."""
-    record, log = Process("executor-0"), tmp_path / "log"
-    command = Command("executor-0", (sys.executable, "-c", WAITS.format(IN_ORDER)), log)
-    member = Member(command, record, time.monotonic, tmp_path / "clock")
-    member.start()
-    await until(lambda: log.exists() and "ready" in log.read_text())
+    member, record = await waiting(tmp_path, IN_ORDER)
     member.kill("killed")
     member.terminate("terminated")
     await until(lambda: record.starts[0].ended_s is not None)
