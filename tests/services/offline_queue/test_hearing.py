@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.offline_queue.executor_desk import SILENCE_S
 from services.offline_queue.hearing import STOOD_STILL_S, Hearing
-from services.offline_queue.service import SILENCE_S
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 from tests.services.offline_queue.batch_desk import ManualClock
 
