@@ -42,7 +42,7 @@ class LeaseHeldError(SlackwaterError):
 
 
 class LeaseLostError(SlackwaterError):
-    """Another process is now what this one was: it has to end."""
+    """This process is no longer what one may be at a time, and another one may be it by now: it has to end."""
 
 
 class ModelError(SlackwaterError):

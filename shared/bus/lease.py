@@ -71,15 +71,15 @@ class Lease:
             await asyncio.sleep(LOOK_S)
 
     async def keep(self) -> None:
-        """Renew it, until cancelled. Raises LeaseLostError once another one holds it."""
+        """Renew it, until cancelled. Raises LeaseLostError once another one holds it, or nobody does."""
         while True:
             reconnects = self._bus.reconnects
             try:
                 await self._write(self._revision)
             except ConflictError:
-                if await self._was_own_write():
-                    continue
-                raise LeaseLostError(f"another process holds {self._name} now") from None
+                if why := await self._why_lost():
+                    raise LeaseLostError(f"{self._name}: {why}") from None
+                continue
             except BusError as error:
                 logger.warning("lease not renewed", extra={"lease": self._name, "why": str(error)})
             await self._bus.wait_reconnected(reconnects, RENEW_S)
@@ -127,16 +127,19 @@ class Lease:
         self._sent_s, self._reconnects = sent_s, reconnects
         self._was_renewed.set()
 
-    async def _was_own_write(self) -> bool:
-        """A renewal that was not confirmed may have been stored all the same."""
+    async def _why_lost(self) -> str:
+        """Empty where it is not, or that is not known: a renewal that was not confirmed may have been stored all the
+        same."""
         try:
             found = await self._find()
         except BusError:
-            return True  # not known: tried again
-        if found is None or found.value != self._own:
-            return False
+            return ""  # tried again
+        if found is None or found.value is None:
+            return "the bus has no holder of it any more: it has lost that, or another process held it and has ended"
+        if found.value != self._own:
+            return f"another process holds it now ({found.value})"
         self._revision = found.revision
-        return True
+        return ""
 
     async def _find(self) -> Entry[LeaseHolder] | None:
         try:

@@ -64,5 +64,13 @@ async def test_who_lost_it_is_told(bus: Bus, nats_url: str) -> None:
     lease = Lease(bus, "test", SystemClock())
     await lease.take(refuse)
     await lease._bucket.put("test", LeaseHolder("thief", 1, "elsewhere"))
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseLostError, match=r"another process holds it now \(pid 1 on elsewhere\)"):
+        await asyncio.wait_for(lease.keep(), 10)
+
+
+async def test_who_is_forgotten_is_not_told_of_another(bus: Bus) -> None:
+    lease = Lease(bus, "test", SystemClock())
+    await lease.take(refuse)
+    await bus.purge(lease._bucket._stream, f"{lease._bucket._prefix}test")
+    with pytest.raises(LeaseLostError, match="the bus has no holder of it"):
         await asyncio.wait_for(lease.keep(), 10)
