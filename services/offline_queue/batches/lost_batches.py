@@ -37,14 +37,16 @@ class LostBatches:
         reconnects = self._tools.bus.reconnects
         if reconnects == self._reconnects:
             return 0
-        lost = await self._find()
-        old = [batch_id for batch_id in lost if await self._newest_s(batch_id) < before_s]
-        for batch_id in old:
-            await self._tools.clear(batch_id)
-            logger.warning("a batch without a record is removed", extra={"batch_id": batch_id})
-        if len(old) == len(lost):
+        lost, num_removed = await self._find(), 0
+        for batch_id in lost:
+            is_old = await self._newest_s(batch_id) < before_s
+            if is_old and batch_id not in await self._tools.batches.keys():  # made again, by its Idempotency-Key
+                await self._tools.clear(batch_id)
+                logger.warning("a batch without a record is removed", extra={"batch_id": batch_id})
+                num_removed += 1
+        if num_removed == len(lost):
             self._reconnects = reconnects
-        return len(old)
+        return num_removed
 
     async def _find(self) -> list[str]:
         """By id. The records are read last: each was there before what else there is of its batch."""

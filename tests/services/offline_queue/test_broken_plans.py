@@ -16,11 +16,6 @@ from tests.services.offline_queue.test_moves_on_the_bus import Peer, offline_que
 __all__ = ["offline_queue"]
 
 
-@pytest.fixture
-async def desk(nats_url: str, bus: Bus) -> Desk:
-    return await Desk.open(nats_url, bus)
-
-
 REQUEST = "flex-client.one-1"
 
 

@@ -1,25 +1,17 @@
 """How much of a batch waits in memory, and that the rest comes in its turn."""
 
-import pytest
-
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.progress import REQUEST_BYTES, BatchProgress
-from shared.bus import Bus
 from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.packed_prompt import TOKEN_BYTES
-from tests.services.offline_queue.batch_desk import Desk, ManualClock, chat_line
+from tests.services.offline_queue.batch_desk import Desk, chat_line
 
 LINE_BYTES = REQUEST_BYTES + 200 * TOKEN_BYTES  # more than any line here takes
 ROOM_LINES = 20
-
-
-@pytest.fixture
-async def desk(nats_url: str, bus: Bus) -> Desk:
-    return await Desk.open(nats_url, bus, ManualClock())
 
 
 def lines(count: int) -> list[str]:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import io
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -12,24 +11,12 @@ from msgspec.structs import replace
 
 from services.offline_queue.batches.file_sweep import FORGET_AGE_S, GRACE_S, ORPHAN_AGE_S, FileSweep
 from services.offline_queue.batches.lines import lines_object
-from shared.bus import Bus
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
 from shared.protocol.batches import WITHDRAWN, BatchKey, FileObject
 from tests.services.offline_queue.batch_desk import TIMEOUT_S, Desk, ManualClock, chat_line
 
 CHUNK_BYTES = 128 * 1024  # of nats-py
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """As far as the server's, which dates what it stores."""
-    return ManualClock(time.time())
-
-
-@pytest.fixture
-async def desk(nats_url: str, bus: Bus, clock: ManualClock) -> Desk:
-    return await Desk.open(nats_url, bus, clock)
 
 
 @contextlib.asynccontextmanager

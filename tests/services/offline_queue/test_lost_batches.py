@@ -1,7 +1,5 @@
 """Requests, results and failures whose batch's record the store has lost, on a real bus."""
 
-import time
-
 import pytest
 
 from services.offline_queue.batches.file_sweep import ORPHAN_AGE_S
@@ -16,17 +14,6 @@ from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, WORK, Desk
 
 OF_ANOTHER_MODEL = subjects.of_model("another")
 IDS = ["a", "b", "c"]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """As far as the server's, which dates what it stores."""
-    return ManualClock(time.time())
-
-
-@pytest.fixture
-async def desk(nats_url: str, bus: Bus, clock: ManualClock) -> Desk:
-    return await Desk.open(nats_url, bus, clock)
 
 
 async def make_sweep(desk: Desk) -> LostBatches:
@@ -84,3 +71,28 @@ async def test_it_is_looked_again_where_the_bus_was_away(desk: Desk, clock: Manu
     desk.bus.reconnects += 1
     assert await sweep.remove(clock.now_s + 60) == 1
     assert await stored(desk.bus) == set()
+
+
+async def test_a_batch_that_is_made_again_meanwhile_stays(
+    desk: Desk, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Idempotency-Key stands for it though its record is lost, and so a repetition makes it under the same id."""
+    sweep = await make_sweep(desk)
+    batch_id = await desk.submit([chat_line(each) for each in IDS])
+    record = (await desk.batches.get(batch_id)).value
+    assert record is not None
+    async with desk.running(permits=0):
+        await desk.until_status(batch_id, "in_progress")
+    await lose_record(desk, batch_id)
+    before, look = await stored(desk.bus), sweep._newest_s
+
+    async def look_and_make(lost_id: str) -> float:
+        newest_s = await look(lost_id)
+        await desk.batches.create(lost_id, record)
+        return newest_s
+
+    monkeypatch.setattr(sweep, "_newest_s", look_and_make)
+    assert await sweep.remove(clock.now_s + 60) == 0
+    assert await stored(desk.bus) == before
+    async with desk.running():
+        assert (await desk.until_cleared(batch_id)).request_counts.completed == len(IDS)

@@ -4,8 +4,6 @@ import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
-import pytest
-
 from services.local.stack.machine import free_port
 from services.offline_queue.batches import records as batch_records
 from shared.bus import Bus
@@ -17,11 +15,6 @@ from tests.services.offline_queue.batch_desk import TIMEOUT_S, WORK, Desk, chat_
 from tests.services.offline_queue.test_restarts import assert_complete, nats_server
 
 IDS = [f"request {number}" for number in range(12)]
-
-
-@pytest.fixture
-async def desk(nats_url: str, bus: Bus) -> Desk:
-    return await Desk.open(nats_url, bus)
 
 
 async def lose_requests(desk: Desk, batch_id: str, count: int) -> list[str]:
