@@ -24,7 +24,7 @@ from services.gateway.batch_keys import BatchKeys, earlier_ids
 from services.gateway.store import BatchStore, FileStore
 from shared.bus import Bus, Objects
 from shared.clock import SystemClock
-from shared.errors import BusError
+from shared.errors import BusError, ConflictError
 from shared.openai.errors import RequestError
 from shared.protocol import subjects
 from shared.protocol.batches import WITHDRAWN, BatchKey, BatchRecord, FileRecord
@@ -266,6 +266,20 @@ async def test_what_is_withdrawn_leaves_its_key_free_and_what_is_repeated_is_not
         never_landed = record(client_id="another")
         await store._withdraw(never_landed)
         assert await store.all() == [repeated]
+
+
+async def test_an_old_key_is_not_swept_while_its_batch_is_made(rig: GatewayRig) -> None:
+    async with a_store(rig) as store:
+        keys = store.keys.records
+        claimed = await store.keys.claim("place")
+        fresh = await keys.get("place")
+        assert await store.keys.claim("place") == claimed and await keys.get("place") == fresh
+        await keys.put("place", BatchKey(claimed, int(SystemClock().unix_s()) - 3700))  # as old as those that go
+        swept = await keys.get("place")
+        assert await store.keys.claim("place") == claimed
+        with pytest.raises(ConflictError):
+            await keys.delete("place", swept.revision)
+        assert await store.keys.batch_of("place") == claimed
 
 
 async def test_gateways_that_are_asked_at_once_make_one_batch(rig: GatewayRig) -> None:
