@@ -16,7 +16,7 @@ from services.executor.results import ResultStore
 from services.offline_queue.batches.ingest import GROUP_LINES
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.offline import OfflineRequest, OfflineResult
+from shared.protocol.offline.requests import OfflineRequest, OfflineResult
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.request import Kind

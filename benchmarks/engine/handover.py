@@ -28,7 +28,7 @@ from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.executors import Heartbeat
 from shared.protocol.handover import Taken
-from shared.protocol.measurements import LatencySample
+from shared.protocol.profiling.measurements import LatencySample
 from shared.protocol.requests import AbortRequests, GenerateRequest, HeldRequests
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import StepTokens

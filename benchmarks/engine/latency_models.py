@@ -28,8 +28,8 @@ from shared.latency.bottleneck import saturated_batch_size
 from shared.latency.roofline import NEVER_SATURATED, RooflineLatencyModel
 from shared.pictures import GREY
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import FittedModel, model_record
-from shared.protocol.measurements import MeasureShape
+from shared.protocol.profiling.latency_models import FittedModel, model_record
+from shared.protocol.profiling.measurements import MeasureShape
 from shared.replica.engine import Engine, batch_shape
 from shared.scheduling.strategy import Strategy
 

@@ -11,7 +11,7 @@ from services.predictor.roofline_fit import fit_roofline
 from services.predictor.window import Observation
 from shared.latency.architectures import Architecture
 from shared.pictures import BLUE, GREEN, ORANGE, PINK, SKY
-from shared.protocol.latency_models import FittedModel
+from shared.protocol.profiling.latency_models import FittedModel
 
 Fit = Callable[[Sequence[Observation]], FittedModel | None]  # None where the samples do not tell enough
 Fits = Mapping[str, tuple[Fit, str]]  # with the colour of its curve

@@ -10,7 +10,7 @@ from loadgen.report.slo import parse_slo
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import ExecutorCounters
-from shared.protocol.slo_profile import Knob
+from shared.protocol.profiling.slo_profile import Knob
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from benchmarks.harness.command import Results, Row, benchmark, formatted, quantiles
 from shared.process.memory import collect_seldom
-from shared.protocol.offline import OfflineRequest
+from shared.protocol.offline.requests import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool

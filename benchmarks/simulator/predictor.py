@@ -10,7 +10,7 @@ from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import Machine, setup_of
 from benchmarks.lab.samples import scheduled_shapes, timed, window_of
 from services.predictor.fit import FITS_ON_REQUEST, fit_best
-from shared.protocol.latency_models import Candidate
+from shared.protocol.profiling.latency_models import Candidate
 
 MACHINES = (("llama2-7b", "a100-40g"), ("qwen-14b", "a40"), ("llama3.1-8b", "h100"))
 NOISES = (0.0, 0.01, 0.03)

@@ -22,7 +22,7 @@ from loadgen.report.metrics import LATENCIES
 from loadgen.report.report import OfflineReport, OnlineReport, Report, Summary
 from loadgen.report.slo import parse_slo
 from services.profiler.slo.search import TrialOutcome
-from shared.protocol.slo_profile import Trial
+from shared.protocol.profiling.slo_profile import Trial
 
 RATE_TRIES, CLOSE_SHARE = 3, 0.05
 REQUEST_TIMEOUT_S = 600.0

@@ -20,7 +20,7 @@ from loadgen.errors import ServerError
 from loadgen.offline.bodies import OfflineMaker, Tell, batch_lines, output_usages, per_output, write_files
 from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
-from shared.protocol.batches import RequestCounts
+from shared.protocol.offline.batches import RequestCounts
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shared.protocol.executors import EngineSpec
-from shared.protocol.measurements import MeasureShape, PrefillChunk
+from shared.protocol.profiling.measurements import MeasureShape, PrefillChunk
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
 from shared.scheduling.kv.pool import KVPool

@@ -6,8 +6,8 @@ from shared.bus import Bus
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.measurements import LatencySample
-from shared.protocol.offline import OfflineFailure, OfflineResult
+from shared.protocol.offline.requests import OfflineFailure, OfflineResult
+from shared.protocol.profiling.measurements import LatencySample
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepStarted
 from shared.protocol.tokens import StepTokens, TokenOutput

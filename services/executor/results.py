@@ -12,7 +12,7 @@ from shared.cancellation import check_cancelled
 from shared.errors import BusError, TooLargeForBusError
 from shared.protocol import subjects
 from shared.protocol.codec import encode
-from shared.protocol.offline import OfflineFailure, OfflineResult
+from shared.protocol.offline.requests import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.protocol.subjects import ModelSubjects
 

@@ -33,7 +33,7 @@ from shared.process.tracing import Tracing
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.handover import SetRole
-from shared.protocol.measurements import REPLACED, MeasuredShape, MeasureShape
+from shared.protocol.profiling.measurements import REPLACED, MeasuredShape, MeasureShape
 from shared.protocol.requests import AbortRequests, HeldRequests, InboxMessage
 from shared.protocol.sampling import FinishReason
 from shared.protocol.services import LeaseHolder

@@ -15,7 +15,7 @@ from shared.errors import EngineError, EngineLostError
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
-from shared.protocol.measurements import BUSY, MeasuredShape, MeasureShape
+from shared.protocol.profiling.measurements import BUSY, MeasuredShape, MeasureShape
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted

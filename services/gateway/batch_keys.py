@@ -12,7 +12,7 @@ from shared.bus import Bucket
 from shared.clock import Clock
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.openai.objects import new_id
-from shared.protocol.batches import BatchKey
+from shared.protocol.offline.batches import BatchKey
 
 MOST_TRIES = 20  # at a record that others change, or that does not parse
 CLAIM_S = 600.0  # for which a claim holds: much less than the hour after which an unused key is swept

@@ -13,7 +13,7 @@ from services.gateway.live.registry import LiveExecutor
 from services.gateway.metrics import tables
 from services.gateway.metrics.series import Readings, Series
 from services.gateway.models import Models
-from shared.protocol.slo_profile import SloVerdict
+from shared.protocol.profiling.slo_profile import SloVerdict
 
 
 def observe(meter: Meter, context: Context, http: Listener) -> None:

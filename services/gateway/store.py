@@ -23,7 +23,7 @@ from shared.clock import Clock
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.objects import Page, created_s_of, is_well_formed
-from shared.protocol.batches import OPEN_STATUSES, WITHDRAWN, Batch, BatchRecord, FileObject, FileRecord
+from shared.protocol.offline.batches import OPEN_STATUSES, WITHDRAWN, Batch, BatchRecord, FileObject, FileRecord
 
 logger = logging.getLogger(__name__)
 

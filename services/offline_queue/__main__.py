@@ -14,7 +14,7 @@ from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.served_model import ServedModel, adapters_of, defaults_of
 from shared.process.service import run_service
-from shared.protocol.learnt import LearntBy
+from shared.protocol.offline.learnt import LearntBy
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config
 from shared.settings.other_models import parse_other_models

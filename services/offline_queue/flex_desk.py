@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from services.offline_queue.hearing import Hearing
 from shared.clock import Clock
-from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
+from shared.protocol.offline.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.orders.offline.urgency import urgency

@@ -7,7 +7,7 @@ from shared.bus import Bucket, Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
-from shared.protocol.learnt import Learnt, LearntBy
+from shared.protocol.offline.learnt import Learnt, LearntBy
 from shared.replica.offline_pool import OfflinePool
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from shared.latency.model import LatencyModel
 from shared.openai.served_model import ServedModel
 from shared.process.service import Details, Service
 from shared.protocol import subjects
-from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
-from shared.protocol.learnt import LearntBy
-from shared.protocol.offline import OfflineSample
+from shared.protocol.offline.flex import FlexAnswer, FlexMessage, FlexSubmit
+from shared.protocol.offline.learnt import LearntBy
+from shared.protocol.offline.requests import OfflineSample
 from shared.protocol.requests import AbortRequests
 from shared.protocol.services import OFFLINE_QUEUE as NAME
 from shared.protocol.services import STANDBY, LeaseHolder, queue_name

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from services.predictor.watched_kind import WatchedKind
 from shared.latency.features import BatchFeatures
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import FittedModel, PredictBatch, Prediction
+from shared.protocol.profiling.latency_models import FittedModel, PredictBatch, Prediction
 
 
 def answer(asked: PredictBatch, kinds: Mapping[str, WatchedKind], executors: Iterable[ExecutorInfo]) -> Prediction:

@@ -16,7 +16,7 @@ from services.predictor.roofline_fit import fit_roofline
 from services.predictor.window import Observation, noise_floor
 from shared.latency.linear import Coefficients, LinearLatencyModel
 from shared.protocol.executors import EngineSpec
-from shared.protocol.latency_models import Candidate, FittedModel, kind_of, model_record
+from shared.protocol.profiling.latency_models import Candidate, FittedModel, kind_of, model_record
 
 M = TypeVar("M", bound=FittedModel)
 FitOf = Callable[[Sequence[Observation]], FittedModel | None]

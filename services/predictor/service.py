@@ -17,8 +17,8 @@ from shared.errors import BusError, NotFoundOnBusError
 from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord, PredictBatch, Prediction, model_record
-from shared.protocol.measurements import LatencySample
+from shared.protocol.profiling.latency_models import LatencyModelRecord, PredictBatch, Prediction, model_record
+from shared.protocol.profiling.measurements import LatencySample
 
 logger = logging.getLogger(__name__)
 

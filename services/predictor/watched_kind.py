@@ -6,7 +6,7 @@ from services.predictor.window import SampleWindow
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import Coefficients
 from shared.protocol.executors import EngineSpec
-from shared.protocol.latency_models import FittedModel, LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.latency_models import FittedModel, LatencyModelRecord, LinearCoefficients
 
 RECENT_SAMPLES = 128  # whose total a model must get right
 

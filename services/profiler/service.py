@@ -26,9 +26,9 @@ from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NotFoundOnBusError
 from shared.process.service import Details, Service
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource
+from shared.protocol.profiling.latency_models import LatencyModelRecord
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shared.protocol.codec import decode, encode
-from shared.protocol.offline import OfflineLength, OfflineRequest
+from shared.protocol.offline.requests import OfflineLength, OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.replica.prompt_demand import PromptDemand
 from shared.scheduling.kv.block_hash import KVScope

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from shared.protocol.batches import OPEN_STATUSES, Batch, RequestCounts
+from shared.protocol.offline.batches import OPEN_STATUSES, Batch, RequestCounts
 
 FINAL_STATUSES = ("cancelled", "completed", "expired", "failed")
 

@@ -11,10 +11,10 @@ from typing import Protocol
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord
-from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import ExecutorInfo, Heartbeat
-from shared.protocol.online import OnlineServed
+from shared.protocol.offline.batches import BatchRecord
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.online import OnlineServed
 
 
 class Watch(Protocol):

@@ -10,9 +10,9 @@ from shared.errors import NoResponderError
 from shared.openai.objects import is_well_formed
 from shared.process.service import Details
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, SloReport, SloStatus
 from shared.protocol.executors import ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.handover import SetRole
+from shared.protocol.profiling.budgets import BudgetRecord, SloReport, SloStatus
 from shared.protocol.services import ServiceStatus, is_queue_at_work
 from shared.scheduling.placement.role import Role
 from shared.watch.stack_watch import StackView

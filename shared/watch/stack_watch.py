@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import OPEN_STATUSES, Batch, BatchRecord
-from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat
-from shared.protocol.online import OnlineLatencies, OnlineServed
+from shared.protocol.offline.batches import OPEN_STATUSES, Batch, BatchRecord
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.online import OnlineLatencies, OnlineServed
 from shared.scheduling.placement.role import Role
 from shared.watch.batch_counts import BatchCounts
 from shared.watch.pools import acting_roles

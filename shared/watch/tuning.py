@@ -9,9 +9,9 @@ from shared.bus import Bus
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource
+from shared.protocol.profiling.latency_models import LatencyModelRecord
 from shared.scheduling.placement.role import Role
 from shared.scheduling.policy import Policy
 

@@ -6,7 +6,7 @@ from math import floor
 from typing import Generic, TypeVar
 
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.online import OnlineLatencies
+from shared.protocol.profiling.online import OnlineLatencies
 
 Sum = TypeVar("Sum", LatencyHistogram, OnlineLatencies)
 

@@ -29,8 +29,8 @@ from shared.openai.errors import RequestError
 from shared.openai.responses.requests import parse_response
 from shared.openai.served_model import ServedModel
 from shared.openai.tokenization import detokenized, tokenized
-from shared.protocol.batches import BatchRecord
 from shared.protocol.codec import decode, decode_record, encode, encode_record
+from shared.protocol.offline.batches import BatchRecord
 from shared.settings.config_file import ConfigFile
 from shared.text.tokenizer import Tokenizer
 from tests.fuzzing.messages import Maker, message_types

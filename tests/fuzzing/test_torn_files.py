@@ -14,7 +14,7 @@ from services.profiler.sweep.sweep_record import SweepFiles, SweepRecord
 from shared.errors import ModelError
 from shared.latency.features import BatchFeatures
 from shared.protocol.codec import encode_record
-from shared.protocol.measurements import MeasuredShape
+from shared.protocol.profiling.measurements import MeasuredShape
 from shared.scheduling.orders.offline.density.lengths import OutputLengths
 from tests.fuzzing.files import RUBBISH, bad_files
 from tests.shared.replica.factories import make_info

@@ -16,7 +16,7 @@ from shared.bus import Bus
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.protocol import subjects
-from shared.protocol.learnt import Learnt
+from shared.protocol.offline.learnt import Learnt
 from shared.scheduling.strategy import Strategy
 from tests.integration.conftest import MODEL, LocalStack
 from tests.services.gateway.gateway_rig import wait_until

@@ -15,7 +15,7 @@ from shared.bus import Bus
 from shared.process.healthcheck import service_health
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.offline import OfflineRequest
+from shared.protocol.offline.requests import OfflineRequest
 from shared.watch.stack_status import ping_all
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 

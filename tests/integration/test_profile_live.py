@@ -16,8 +16,8 @@ from services.profiler.slo.holds import MAX_MISSED, RENEW_S
 from shared.bus import Bucket, Bus
 from shared.bus.permissions import BusRole
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
-from shared.protocol.slo_profile import SloProfileRecord
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.slo_profile import SloProfileRecord
 from tests.integration.conftest import SLACKWATER, LocalStack
 from tests.programs import run_slackwater
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until

@@ -14,8 +14,8 @@ import pytest
 from shared.bus import Bus
 from shared.bus.permissions import BusRole
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
-from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.latency_models import LatencyModelRecord
 from tests.integration.conftest import LocalStack, configured_stack
 from tests.services.gateway.gateway_rig import wait_until
 

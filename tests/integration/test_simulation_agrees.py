@@ -28,8 +28,8 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.step_sizes import LARGEST, chosen_sizes
 from shared.scheduling.strategy import Strategy
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder

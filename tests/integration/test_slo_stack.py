@@ -23,12 +23,12 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, SloReport, SloState, SloStatus
 from shared.protocol.executors import ExecutorInfo, Heartbeat
-from shared.protocol.latency_models import LatencyModelRecord, model_record
-from shared.protocol.measurements import MeasuredShape
-from shared.protocol.online import OnlineLatencies, OnlineServed
-from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
+from shared.protocol.profiling.budgets import BudgetRecord, SloReport, SloState, SloStatus
+from shared.protocol.profiling.latency_models import LatencyModelRecord, model_record
+from shared.protocol.profiling.measurements import MeasuredShape
+from shared.protocol.profiling.online import OnlineLatencies, OnlineServed
+from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.protocol.steps import StepStarted
 from shared.scheduling.request import Kind
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder

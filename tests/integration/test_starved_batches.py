@@ -16,9 +16,9 @@ from services.local.commands.status.table import describe
 from shared.bus import Bus
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, model_folder, wait_until
 
 STEP_MS = 13.0  # about what a decode takes of the simulated engine

@@ -21,7 +21,7 @@ from services.predictor.window import Observation
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.pictures import BLUE, ORANGE, PINK
-from shared.protocol.latency_models import FittedModel
+from shared.protocol.profiling.latency_models import FittedModel
 
 SHOWN = 700  # points of each model
 KINDS = ("linear", "boosted")

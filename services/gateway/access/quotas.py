@@ -11,7 +11,7 @@ from services.gateway.http.errors import Refusal
 from services.gateway.store import BatchStore, FileStore
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import INSUFFICIENT_QUOTA
-from shared.protocol.batches import OPEN_STATUSES, BatchRecord, FileRecord
+from shared.protocol.offline.batches import OPEN_STATUSES, BatchRecord, FileRecord
 
 RETRY_S = 60.0
 FREE_BYTES = "delete files"

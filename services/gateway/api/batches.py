@@ -26,7 +26,7 @@ from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import Metadata
 from shared.openai.objects import DeletedBatch, Page, new_id
 from shared.protocol.access.api_keys import Permission
-from shared.protocol.batches import Batch, BatchRecord, FileRecord
+from shared.protocol.offline.batches import Batch, BatchRecord, FileRecord
 
 MAX_BODY_BYTES = 64 * 1024
 WINDOW_PATTERN = r"^[1-9][0-9]{0,2}[hd]$(?!\n)"

@@ -26,7 +26,7 @@ from shared.clock import Clock
 from shared.process.telemetry import Telemetry
 from shared.process.tracing import Tracing
 from shared.protocol import subjects
-from shared.protocol.batches import BatchKey, BatchRecord, FileRecord
+from shared.protocol.offline.batches import BatchKey, BatchRecord, FileRecord
 from shared.protocol.responses import StoredResponse
 from shared.watch.tuning import Tuning
 from shared.watch.usage_ledger import UsageLedger

@@ -15,7 +15,7 @@ from services.gateway.store import page
 from shared.errors import NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.objects import DeletedFile, Page, new_id
-from shared.protocol.batches import FileObject, FileRecord
+from shared.protocol.offline.batches import FileObject, FileRecord
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 

@@ -20,7 +20,7 @@ from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError
-from shared.protocol.budgets import BudgetRecord
+from shared.protocol.profiling.budgets import BudgetRecord
 from shared.watch.batch_counts import BatchCounts
 from shared.watch.follower import StackFollower
 from shared.watch.stack_watch import StackView

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from services.gateway.dashboard.history import History
 from services.gateway.http.tally import HttpTally
-from shared.protocol.batches import BatchRecord
-from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat
-from shared.protocol.online import OnlineServed
+from shared.protocol.offline.batches import BatchRecord
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.online import OnlineServed
 from shared.watch.stack_watch import StackWatch
 
 ALL = ""  # the part that is the whole

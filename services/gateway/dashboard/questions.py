@@ -13,9 +13,9 @@ from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.process.service import Details
 from shared.protocol import subjects
-from shared.protocol.budgets import SloStatus
+from shared.protocol.profiling.budgets import SloStatus
+from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.protocol.services import ServiceStatus, is_queue_at_work, queue_name
-from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.watch.stack_status import ORDER_FIGURES, ping_each, slo_report
 
 SILENT_S = 5.0  # without an answer; on a busy machine one comes late now and then

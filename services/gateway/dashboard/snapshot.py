@@ -9,11 +9,11 @@ from services.gateway.dashboard.questions import StackAnswers
 from services.gateway.http.tally import HttpState
 from shared.clock import Clock
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import BatchRecord, LineError
-from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import Heartbeat
+from shared.protocol.offline.batches import BatchRecord, LineError
+from shared.protocol.profiling.budgets import BudgetRecord, SloStatus
+from shared.protocol.profiling.slo_profile import SloProfileRecord
 from shared.protocol.services import ServiceStatus
-from shared.protocol.slo_profile import SloProfileRecord
 from shared.watch.pools import role_text
 from shared.watch.stack_watch import BatchView, ExecutorView, ended_at
 

@@ -14,7 +14,7 @@ from shared.clock import Clock
 from shared.errors import BusError, NoResponderError
 from shared.openai.errors import RequestError
 from shared.process.tracing import NO_TRACING, Tracing
-from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit, flex_batch
+from shared.protocol.offline.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.subjects import ModelSubjects
 from shared.protocol.tokens import StepTokens

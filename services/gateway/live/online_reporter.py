@@ -6,7 +6,7 @@ from services.gateway.live.generation import OnlineGeneration
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects
-from shared.protocol.online import FinishedOnline, OnlineServed
+from shared.protocol.profiling.online import FinishedOnline, OnlineServed
 
 PERIOD_S = 1.0
 

@@ -17,7 +17,7 @@ from shared.bounds import MOST
 from shared.errors import NoResponderError, StackError
 from shared.latency.roofline import NEVER_SATURATED, RooflineLatencyModel
 from shared.protocol import subjects
-from shared.protocol.latency_models import (
+from shared.protocol.profiling.latency_models import (
     BoostedCurves,
     BrosLines,
     CurveRecord,
@@ -29,7 +29,7 @@ from shared.protocol.latency_models import (
     Prediction,
     RooflineRates,
 )
-from shared.protocol.measurements import PrefillChunk
+from shared.protocol.profiling.measurements import PrefillChunk
 from shared.settings.command_options import with_option_groups
 
 ASKER = "predict"  # its name on the bus

@@ -9,7 +9,7 @@ from services.offline_queue.batches.spending import places_of
 from services.offline_queue.batches.tools import BatchTools
 from shared.protocol import subjects
 from shared.protocol.access.key_usage import KeyUsage
-from shared.protocol.batches import BatchRecord
+from shared.protocol.offline.batches import BatchRecord
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from services.offline_queue.batches.progress import BatchProgress
 from services.offline_queue.batches.tools import BatchTools
 from shared.protocol import subjects
 from shared.protocol.codec import decode
-from shared.protocol.offline import OfflineRequest
+from shared.protocol.offline.requests import OfflineRequest
 
 GROUP_REQUESTS = 64
 

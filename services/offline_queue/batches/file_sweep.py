@@ -10,7 +10,7 @@ from services.offline_queue.batches.tools import BatchTools
 from shared.cancellation import check_cancelled, wait_set
 from shared.clock import Deadline
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.offline.batches import BatchRecord, FileRecord
 from shared.watch.stack_watch import ended_at
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from shared.errors import BusError, NotFoundOnBusError
 from shared.lines import split_lines
 from shared.openai.completions.answers import PromptTokensDetails
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileRecord, InputTokensDetails
-from shared.protocol.offline import OfflineResult
+from shared.protocol.offline.batches import BatchRecord, FileRecord, InputTokensDetails
+from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
 
 logger = logging.getLogger(__name__)

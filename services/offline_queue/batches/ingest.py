@@ -11,7 +11,7 @@ from services.offline_queue.batches.lines import encode_lines, lines_object, tem
 from services.offline_queue.batches.tools import BatchTools
 from shared.errors import BusError, NotFoundOnBusError
 from shared.lines import MAX_LINE_BYTES, split_lines
-from shared.protocol.batches import BatchRecord, LineError
+from shared.protocol.offline.batches import BatchRecord, LineError
 
 logger = logging.getLogger(__name__)
 

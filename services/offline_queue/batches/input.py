@@ -21,9 +21,9 @@ from shared.openai.errors import RequestError
 from shared.openai.responses.answers import ModelResponse, new_response
 from shared.openai.responses.requests import RESPONSES, parse_response
 from shared.openai.served_model import MODEL_MISMATCH, ServedModel
-from shared.protocol.batches import BatchRecord, LineError
 from shared.protocol.codec import encode
-from shared.protocol.offline import OfflineRequest, OfflineResult
+from shared.protocol.offline.batches import BatchRecord, LineError
+from shared.protocol.offline.requests import OfflineRequest, OfflineResult
 from shared.protocol.requests import GenerateRequest
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer

@@ -19,8 +19,8 @@ from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.access.key_usage import day_of
-from shared.protocol.batches import BatchRecord, LineError
-from shared.protocol.offline import OfflineFailure, OfflineResult
+from shared.protocol.offline.batches import BatchRecord, LineError
+from shared.protocol.offline.requests import OfflineFailure, OfflineResult
 from shared.protocol.sampling import ENDS_WELL, FinishReason
 
 logger = logging.getLogger(__name__)

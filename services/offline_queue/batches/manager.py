@@ -21,8 +21,8 @@ from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import OPEN_STATUSES, BatchKey, BatchRecord, FileRecord
-from shared.protocol.offline import OfflineFailure, OfflineResult
+from shared.protocol.offline.batches import OPEN_STATUSES, BatchKey, BatchRecord, FileRecord
+from shared.protocol.offline.requests import OfflineFailure, OfflineResult
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.orders.offline.urgency import urgency

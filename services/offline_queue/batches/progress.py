@@ -6,7 +6,7 @@ from typing import TypeGuard
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.records import BatchCounts
-from shared.protocol.offline import OfflineResult
+from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.packed_prompt import TOKEN_BYTES
 

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from shared.protocol.access.key_usage import KeyUsage, key_name_of
-from shared.protocol.batches import (
+from shared.protocol.offline.batches import (
     OPEN_STATUSES,
     SERVER_ERROR,
     BatchRecord,

@@ -15,8 +15,8 @@ from shared.openai.shown_prompt import ShownPrompt
 from shared.openai.shown_text import LogprobsShape, shown_output
 from shared.protocol import subjects
 from shared.protocol.access.key_usage import INSUFFICIENT_QUOTA
-from shared.protocol.batches import BatchRecord
-from shared.protocol.offline import OfflineFailure, OfflineResult
+from shared.protocol.offline.batches import BatchRecord
+from shared.protocol.offline.requests import OfflineFailure, OfflineResult
 from shared.protocol.sampling import EmbeddingShape, FinishReason
 from shared.scheduling.packed_prompt import unpack_tokens
 from shared.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from shared.errors import BusError
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of, key_name_of
-from shared.protocol.batches import BatchRecord
+from shared.protocol.offline.batches import BatchRecord
 from shared.protocol.subjects import model_token
 from shared.watch.key_totals import SpentBudget
 from shared.watch.usage_ledger import UsageLedger

@@ -1,7 +1,7 @@
 """Whether the tokens of a batch are more than its owner may have queued."""
 
 from services.offline_queue.batches.tools import BatchTools
-from shared.protocol.batches import BatchRecord, LineError
+from shared.protocol.offline.batches import BatchRecord, LineError
 
 TOKEN_LIMIT_EXCEEDED = "token_limit_exceeded"  # OpenAI's code of a batch that fails for it
 

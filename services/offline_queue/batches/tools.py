@@ -10,7 +10,7 @@ from shared.bus import Bucket, Bus, Objects
 from shared.clock import Clock
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import BatchKey, BatchRecord, FileRecord
+from shared.protocol.offline.batches import BatchKey, BatchRecord, FileRecord
 from shared.protocol.subjects import ModelSubjects
 from shared.replica.offline_pool import OfflinePool
 from shared.text.tokenizer import Tokenizer

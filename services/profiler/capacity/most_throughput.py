@@ -17,7 +17,7 @@ from services.profiler.simulation.simulation import tell
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials, knob_of, search_slos, with_knob
-from shared.protocol.slo_profile import Knob
+from shared.protocol.profiling.slo_profile import Knob
 from shared.scheduling.strategy import Strategy
 from shared.simulation.setup import ExecutorSetup
 

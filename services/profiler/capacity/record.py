@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.protocol.slo_profile import Knob, SloVerdict
+from shared.protocol.profiling.slo_profile import Knob, SloVerdict
 
 
 class PeakTrial(msgspec.Struct, frozen=True):

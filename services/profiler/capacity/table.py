@@ -9,7 +9,7 @@ from rich.table import Table
 
 from services.profiler.capacity.record import Backlog, BesideOnline, CapacityPlan, DevicePlan, PeakTrial
 from services.profiler.slo.table import NAMES, UNITS
-from shared.protocol.slo_profile import SloVerdict
+from shared.protocol.profiling.slo_profile import SloVerdict
 
 UNKNOWN = "-"
 

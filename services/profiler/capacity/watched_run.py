@@ -7,7 +7,7 @@ from loadgen.report.report import OnlineReport
 from loadgen.report.slo import Slo
 from services.profiler.capacity.lost_slos import LostSlos
 from services.profiler.simulation.virtual_phase import VirtualPhase
-from shared.protocol.slo_profile import SloVerdict
+from shared.protocol.profiling.slo_profile import SloVerdict
 
 LOOK_S = 1.0  # of virtual time, between two looks
 

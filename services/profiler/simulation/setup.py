@@ -14,7 +14,7 @@ from shared.latency.overlapping import OverlappingLatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks, swap_ms_per_slot
 from shared.protocol.codec import decode_record
 from shared.protocol.executors import EngineSpec
-from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.profiling.latency_models import LatencyModelRecord
 from shared.scheduling.limits import Limits
 from shared.scheduling.packed_prompt import NUM_TOKEN_IDS
 from shared.scheduling.step_sizes import LARGEST, USUAL, chosen_sizes

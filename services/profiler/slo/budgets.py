@@ -17,12 +17,12 @@ from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.process.service import Details
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource, SloReport
 from shared.protocol.executors import ExecutorInfo, Heartbeat
-from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.offline import OfflineSample
-from shared.protocol.online import OnlineServed
-from shared.protocol.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
+from shared.protocol.offline.requests import OfflineSample
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource, SloReport
+from shared.protocol.profiling.latency_models import LatencyModelRecord
+from shared.protocol.profiling.online import OnlineServed
+from shared.protocol.profiling.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.search import DEFAULT_PRECISION, SloSearch
 from services.profiler.slo.simulated import SimulatedTrials, run_search
 from services.profiler.slo.workload import workload_facts
-from shared.protocol.slo_profile import SloProfileRecord
+from shared.protocol.profiling.slo_profile import SloProfileRecord
 from shared.scheduling.strategy import Strategy
 
 

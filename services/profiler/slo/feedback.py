@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from loadgen.report.slo import Slo
-from shared.protocol.online import QUANTILES, OnlineLatencies
+from shared.protocol.profiling.online import QUANTILES, OnlineLatencies
 
 WINDOW_S = 5.0  # the least between two corrections
 SETTLE_S = 2.0  # after a correction, before what users get is its doing

@@ -7,7 +7,7 @@ from contextlib import suppress
 from shared.bus import Bucket, Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
-from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.process.tether import tied
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.offline import OfflineLength
-from shared.protocol.slo_profile import SloProfileRecord
+from shared.protocol.offline.requests import OfflineLength
+from shared.protocol.profiling.latency_models import LatencyModelRecord
+from shared.protocol.profiling.slo_profile import SloProfileRecord
 from shared.simulation.executor import FIRST_OUTPUT_ID
 from shared.simulation.setup import ExecutorSetup
 

@@ -13,11 +13,11 @@ from services.profiler.slo.job import SloJob
 from services.profiler.slo.online_watch import OnlineWatch
 from services.profiler.slo.workload import Workload, drift, model_drift
 from shared.latency.model import cheapest_step_ms
-from shared.protocol.budgets import BudgetRecord, BudgetSource, SloState, SloStatus
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.offline import OfflineLength
-from shared.protocol.slo_profile import SloProfileRecord, SloVerdict, WorkloadFacts, plain_spelling
+from shared.protocol.offline.requests import OfflineLength
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource, SloState, SloStatus
+from shared.protocol.profiling.latency_models import LatencyModelRecord
+from shared.protocol.profiling.slo_profile import SloProfileRecord, SloVerdict, WorkloadFacts, plain_spelling
 
 REST = 10.0  # between searches, times what the last one took: they get a tenth of a core
 NO_OFFLINE_WORK_MS = 0.0

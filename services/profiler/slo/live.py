@@ -18,9 +18,9 @@ from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.latency.features import BatchFeatures
 from shared.latency.model import cheapest_step_ms
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.measurements import LatencySample
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource
+from shared.protocol.profiling.measurements import LatencySample
 from shared.watch.tuning import Tuning
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from services.profiler.slo.workload import Workload, WorkloadRecorder
 from shared.protocol.executors import Heartbeat
-from shared.protocol.online import OnlineLatencies, OnlineServed
+from shared.protocol.profiling.online import OnlineLatencies, OnlineServed
 from shared.watch.windows import Rolling
 
 

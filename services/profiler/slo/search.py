@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loadgen.report.report import OfflineReport, OnlineReport
 from loadgen.report.slo import Slo
-from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts
+from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts
 
 DEFAULT_PRECISION = 0.05
 ONLINE_ONLY = 0.0  # the knob's value that lets no offline work in

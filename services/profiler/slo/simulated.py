@@ -14,7 +14,7 @@ from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.search import DEFAULT_PRECISION, ONLINE_ONLY, SloSearch, Span, TrialOutcome
 from shared.latency.model import cheapest_step_ms
-from shared.protocol.slo_profile import Knob
+from shared.protocol.profiling.slo_profile import Knob
 from shared.scheduling.strategy import Strategy
 from shared.simulation.setup import ExecutorSetup
 

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.profiler.slo.search import ONLINE_ONLY
-from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial
+from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial
 
 NAMES = {Knob.BUDGET_MS: "latency budget", Knob.OFFLINE_QPS: "offline rate"}
 UNITS = {Knob.BUDGET_MS: "ms", Knob.OFFLINE_QPS: "requests/s"}

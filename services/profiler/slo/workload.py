@@ -14,9 +14,9 @@ import msgspec
 from loadgen.workload.traces import TraceRequest
 from shared.latency.features import BatchFeatures
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.online import FinishedOnline, OnlineServed
-from shared.protocol.slo_profile import WorkloadFacts
+from shared.protocol.profiling.latency_models import LatencyModelRecord
+from shared.protocol.profiling.online import FinishedOnline, OnlineServed
+from shared.protocol.profiling.slo_profile import WorkloadFacts
 
 RECORDED = "recorded"
 SPAN_S = 600.0

@@ -5,7 +5,7 @@ from itertools import islice, zip_longest
 from typing import TypeVar
 
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.measurements import MeasureShape, PrefillChunk
+from shared.protocol.profiling.measurements import MeasureShape, PrefillChunk
 from shared.scheduling.step_sizes import PROMPT_TOKENS, USUAL, StepSizes
 
 SMALLEST_CHUNK = 16

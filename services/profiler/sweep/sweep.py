@@ -14,7 +14,7 @@ from shared.clock import Clock
 from shared.errors import NoResponderError, SlackwaterError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.measurements import BUSY, REPLACED, LatencySample, MeasuredShape, MeasureShape
+from shared.protocol.profiling.measurements import BUSY, REPLACED, LatencySample, MeasuredShape, MeasureShape
 
 logger = logging.getLogger(__name__)
 

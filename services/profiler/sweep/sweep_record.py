@@ -14,7 +14,7 @@ import msgspec
 from shared.errors import ConfigError
 from shared.protocol.codec import decode_record, encode_record
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.measurements import MeasuredShape
+from shared.protocol.profiling.measurements import MeasuredShape
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shared.openai.completions.answers import CompletionUsage
 from shared.openai.responses.requests import ResponseRequest
 from shared.openai.shown_text import ShownToken
-from shared.protocol.batches import Usage
+from shared.protocol.offline.batches import Usage
 from shared.protocol.sampling import FinishReason
 
 _encoder = msgspec.json.Encoder()

@@ -15,7 +15,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol.codec import decode, encode
 from shared.protocol.executors import EngineSpec, ExecutorInfo
-from shared.protocol.offline import OfflineRequest
+from shared.protocol.offline.requests import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted

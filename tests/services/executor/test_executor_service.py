@@ -18,11 +18,11 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, ModelError
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import ExecutorInfo, Heartbeat
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.protocol.measurements import REPLACED, LatencySample, MeasuredShape, MeasureShape, PrefillChunk
-from shared.protocol.offline import OfflineResult
+from shared.protocol.offline.requests import OfflineResult
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.measurements import REPLACED, LatencySample, MeasuredShape, MeasureShape, PrefillChunk
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.services import LeaseHolder

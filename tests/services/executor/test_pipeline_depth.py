@@ -19,7 +19,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo
-from shared.protocol.offline import OfflineRequest, OfflineResult
+from shared.protocol.offline.requests import OfflineRequest, OfflineResult
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted

@@ -20,7 +20,7 @@ from shared.errors import EngineError, EngineLostError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, Heartbeat
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.services import ServiceStatus

@@ -19,8 +19,8 @@ from shared.clock import Clock
 from shared.openai.completions.requests import CHAT
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import BatchKey, BatchRecord, FileObject
-from shared.protocol.offline import OfflineRequest, OfflineResult
+from shared.protocol.offline.batches import BatchKey, BatchRecord, FileObject
+from shared.protocol.offline.requests import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 

@@ -12,9 +12,9 @@ from openai.types import Batch, FileObject
 
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord
-from shared.protocol.batches import FileObject as FileRecord
 from shared.protocol.executors import Heartbeat
+from shared.protocol.offline.batches import BatchRecord
+from shared.protocol.offline.batches import FileObject as FileRecord
 from shared.protocol.steps import StepStarted
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 

@@ -2,7 +2,7 @@
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.progress import REQUEST_BYTES, BatchProgress
-from shared.protocol.offline import OfflineResult
+from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare

@@ -13,7 +13,7 @@ from services.offline_queue.batches.file_sweep import FORGET_AGE_S, GRACE_S, ORP
 from services.offline_queue.batches.lines import lines_object
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
-from shared.protocol.batches import WITHDRAWN, BatchKey, FileObject
+from shared.protocol.offline.batches import WITHDRAWN, BatchKey, FileObject
 from tests.services.offline_queue.batch_desk import TIMEOUT_S, Desk, ManualClock, chat_line
 
 CHUNK_BYTES = 128 * 1024  # of nats-py

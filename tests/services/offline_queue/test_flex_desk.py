@@ -2,8 +2,8 @@
 
 from services.offline_queue.flex_desk import NEWCOMER_SHARE, WINDOW_S, FlexDesk
 from services.offline_queue.hearing import Hearing
-from shared.protocol.flex import HOLD_PERIOD_S, FlexHeld, FlexSubmit, flex_batch
-from shared.protocol.offline import OfflineRequest
+from shared.protocol.offline.flex import HOLD_PERIOD_S, FlexHeld, FlexSubmit, flex_batch
+from shared.protocol.offline.requests import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool

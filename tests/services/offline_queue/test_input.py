@@ -22,8 +22,8 @@ from shared.bus import Bus
 from shared.lines import MAX_LINE_BYTES, split_lines
 from shared.openai.completions.requests import CHAT, TEXT
 from shared.openai.errors import MAX_MESSAGE_LENGTH
-from shared.protocol.batches import BatchRecord
 from shared.protocol.codec import encode
+from shared.protocol.offline.batches import BatchRecord
 from shared.protocol.sampling import FinishReason
 from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, as_jsonl, chat_line
 

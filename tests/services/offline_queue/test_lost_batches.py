@@ -8,7 +8,7 @@ from services.offline_queue.batches.lost_batches import LostBatches
 from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.offline import OfflineFailure, OfflineResult
+from shared.protocol.offline.requests import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
 from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, WORK, Desk, ManualClock, StoringPool, chat_line
 

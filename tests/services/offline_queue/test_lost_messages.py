@@ -9,7 +9,7 @@ from services.offline_queue.batches import records as batch_records
 from shared.bus import Bus
 from shared.bus.streams import Raw
 from shared.protocol import subjects
-from shared.protocol.offline import OfflineRequest, OfflineResult
+from shared.protocol.offline.requests import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from tests.services.offline_queue.batch_desk import TIMEOUT_S, WORK, Desk, chat_line
 from tests.services.offline_queue.test_restarts import assert_complete, nats_server

@@ -18,7 +18,7 @@ from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
 from shared.openai.completions.requests import TEXT
 from shared.protocol import subjects
-from shared.protocol.offline import OfflineResult
+from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.orders.offline.share import Share
 from tests.services.offline_queue.batch_desk import (

@@ -16,9 +16,9 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorCounters, ExecutorInfo, Heartbeat
-from shared.protocol.flex import FlexAnswer, FlexHeld, FlexMessage, FlexSubmit
 from shared.protocol.handover import Place, Taken
-from shared.protocol.learnt import LearntBy
+from shared.protocol.offline.flex import FlexAnswer, FlexHeld, FlexMessage, FlexSubmit
+from shared.protocol.offline.learnt import LearntBy
 from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessage
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted

@@ -10,8 +10,8 @@ from services.offline_queue.order_memory import MAX_RECORDS, OrderMemory
 from shared.bus import Bus
 from shared.errors import ModelError
 from shared.protocol import subjects
-from shared.protocol.learnt import Learnt, LearntBy
-from shared.protocol.offline import OfflineRequest
+from shared.protocol.offline.learnt import Learnt, LearntBy
+from shared.protocol.offline.requests import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool

@@ -18,8 +18,8 @@ from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bus
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord
-from shared.protocol.offline import OfflineRequest, OfflineResult
+from shared.protocol.offline.batches import BatchRecord
+from shared.protocol.offline.requests import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from tests.conftest import nats_server_binary, wait_for_port
 from tests.services.offline_queue.batch_desk import (

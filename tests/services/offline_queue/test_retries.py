@@ -14,8 +14,8 @@ from services.executor.results import ResultStore
 from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord
-from shared.protocol.offline import OfflineFailure, OfflineRequest, OfflineResult
+from shared.protocol.offline.batches import BatchRecord
+from shared.protocol.offline.requests import OfflineFailure, OfflineRequest, OfflineResult
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepStarted

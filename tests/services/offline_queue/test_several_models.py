@@ -12,8 +12,8 @@ from shared.openai.completions.requests import CHAT
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import KeyUsage, UsagePlace
-from shared.protocol.batches import BatchRecord
-from shared.protocol.offline import OfflineFailure, OfflineRequest
+from shared.protocol.offline.batches import BatchRecord
+from shared.protocol.offline.requests import OfflineFailure, OfflineRequest
 from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, WORK, Desk, StoringPool, as_jsonl, chat_line
 
 OTHER = "org/other"

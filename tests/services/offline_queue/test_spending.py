@@ -8,7 +8,7 @@ from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import KeyUsage, day_of
-from shared.protocol.batches import BatchRecord
+from shared.protocol.offline.batches import BatchRecord
 from shared.watch.usage_ledger import stored_usages
 from tests.services.offline_queue.batch_desk import Desk, ManualClock, chat_line
 

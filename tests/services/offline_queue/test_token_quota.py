@@ -7,7 +7,7 @@ import pytest
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.offline.batches import BatchRecord, FileRecord
 from tests.services.offline_queue.batch_desk import TOKENIZER, Desk, chat_line
 
 LINES = [chat_line(f"request {number}") for number in range(10)]  # of as many tokens each

@@ -11,8 +11,8 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
-from shared.protocol.latency_models import LatencyModelRecord, model_record
-from shared.protocol.measurements import LatencySample
+from shared.protocol.profiling.latency_models import LatencyModelRecord, model_record
+from shared.protocol.profiling.measurements import LatencySample
 from tests.services.profiler.profiling import KEY, model_of, running, until
 from tests.shared.latency.shapes import roofline, schedule_of
 

@@ -21,7 +21,7 @@ from shared.latency.bros import BrosLatencyModel
 from shared.latency.echo import EchoLatencyModel
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import (
+from shared.protocol.profiling.latency_models import (
     Candidate,
     LatencyModelRecord,
     LinearCoefficients,
@@ -29,7 +29,7 @@ from shared.protocol.latency_models import (
     Prediction,
     model_record,
 )
-from shared.protocol.measurements import PrefillChunk
+from shared.protocol.profiling.measurements import PrefillChunk
 from tests.services.profiler.profiling import KEY, TRUTH, executor_info, predicted, running
 from tests.shared.latency.shapes import make_shape, roofline
 

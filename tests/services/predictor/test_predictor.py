@@ -15,8 +15,8 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients, RooflineRates
-from shared.protocol.measurements import LatencySample
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients, RooflineRates
+from shared.protocol.profiling.measurements import LatencySample
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import KEY, TRUTH, model_of, predicted, running, until
 from tests.shared.latency.shapes import make_shape, roofline

@@ -16,8 +16,8 @@ from shared.latency.model import LatencyModel
 from shared.process.service import Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat
-from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.measurements import BUSY, REPLACED, MeasuredShape, MeasureShape
+from shared.protocol.profiling.latency_models import LatencyModelRecord
+from shared.protocol.profiling.measurements import BUSY, REPLACED, MeasuredShape, MeasureShape
 from tests.shared.latency.shapes import make_shape
 
 KEY = "model.torch.cpu-2t.float32"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from loadgen.report.report import OfflineReport, OnlineReport, Summary
 from services.profiler.slo.search import ONLINE_ONLY, Span, TrialOutcome
-from shared.protocol.slo_profile import Knob
+from shared.protocol.profiling.slo_profile import Knob
 
 
 def make_outcome(tbt_ms: float, ttft_ms: float = 100.0, errors: int = 0, tokens_per_s: float = 0.0) -> TrialOutcome:

@@ -20,7 +20,7 @@ from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.feedback import BEYOND_PROFILE, MEMORY_S, STEP, WINDOW_S, BudgetFeedback, Target
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.online import OnlineLatencies
+from shared.protocol.profiling.online import OnlineLatencies
 from shared.scheduling.strategy import Strategy
 
 PROFILED_MS = 100.0

@@ -9,7 +9,7 @@ from services.profiler.slo.holds import MAX_MISSED, LiveHolds
 from shared.bus import Bus
 from shared.bus.buckets import Bucket
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource
 from tests.services.profiler.profiling import until
 
 BEFORE = BudgetRecord("key", 40.0, BudgetSource.SLO, 60.0)

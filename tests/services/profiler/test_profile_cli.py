@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from services.local.cli import app
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetSource, SloReport, SloState, SloStatus
-from shared.protocol.slo_profile import (
+from shared.protocol.profiling.budgets import BudgetSource, SloReport, SloState, SloStatus
+from shared.protocol.profiling.slo_profile import (
     Knob,
     ProfileReply,
     ProfileRequest,

@@ -15,9 +15,9 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.latency_models import LatencyModelRecord
 from tests.services.profiler.profiling import running, until
 from tests.shared.latency.shapes import make_shape, roofline
 

@@ -21,10 +21,10 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
 from shared.scheduling.step_sizes import StepSizes
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import (

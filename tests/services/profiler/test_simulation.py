@@ -29,7 +29,7 @@ from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.steps import StepPlan
 from shared.replica.foresight import Foresight
 from shared.scheduling.orders.offline.fair_share import FairShare

@@ -15,12 +15,12 @@ from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource, SloReport, SloState
 from shared.protocol.executors import ExecutorCounters, Heartbeat
-from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.offline import OfflineLength, OfflineSample
-from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
-from shared.protocol.slo_profile import (
+from shared.protocol.offline.requests import OfflineLength, OfflineSample
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource, SloReport, SloState
+from shared.protocol.profiling.latency_models import LatencyModelRecord
+from shared.protocol.profiling.online import FinishedOnline, OnlineLatencies, OnlineServed
+from shared.protocol.profiling.slo_profile import (
     Knob,
     ProfileReply,
     ProfileRequest,

@@ -12,12 +12,12 @@ from services.profiler.slo.job import SloJob
 from services.profiler.slo.keeper import LIVE, USUAL_OFFLINE, PublishedModel, SloKeeper, rename
 from services.profiler.slo.workload import CAPACITY
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.budgets import SloState
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.protocol.offline import OfflineLength
-from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
-from shared.protocol.slo_profile import Knob, SloProfileRecord
+from shared.protocol.offline.requests import OfflineLength
+from shared.protocol.profiling.budgets import SloState
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.online import FinishedOnline, OnlineLatencies, OnlineServed
+from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import KEY, executor_info
 

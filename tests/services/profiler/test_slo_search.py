@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loadgen.report.slo import Slo, parse_slo
 from services.profiler.slo.search import EXTRA_RUNS, LOOK_BEYOND, Grid, SloSearch, Span, TrialOutcome
 from services.profiler.slo.simulated import knob_of, search_slos
-from shared.protocol.slo_profile import Knob, WorkloadFacts
+from shared.protocol.profiling.slo_profile import Knob, WorkloadFacts
 from shared.scheduling.strategy import PRESETS
 from tests.services.profiler.slo_outcomes import FunctionTrials, make_outcome
 

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from services.profiler.slo.job import SearchError, SloJob, search_aside
-from shared.protocol.offline import OfflineLength
-from shared.protocol.slo_profile import Trial
+from shared.protocol.offline.requests import OfflineLength
+from shared.protocol.profiling.slo_profile import Trial
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import executor_info, until
 from tests.services.profiler.test_slo_keeper import model

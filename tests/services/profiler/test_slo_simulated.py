@@ -18,7 +18,7 @@ from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials, search_slos
-from shared.protocol.slo_profile import Knob
+from shared.protocol.profiling.slo_profile import Knob
 from shared.scheduling.strategy import Strategy
 
 DURATION_S = 20.0

@@ -8,7 +8,7 @@ from services.predictor.fit import fit_best
 from services.profiler.simulation.setup import Machine
 from services.profiler.sweep.shapes import sweep_shapes
 from shared.latency.features import BatchFeatures
-from shared.protocol.measurements import MeasureShape
+from shared.protocol.profiling.measurements import MeasureShape
 from shared.scheduling.step_sizes import LARGEST, chosen_sizes, is_news
 from shared.scheduling.strategy import Strategy
 

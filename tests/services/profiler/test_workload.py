@@ -7,7 +7,7 @@ from loadgen.report.slo import parse_slo
 from loadgen.workload.traces import TraceRequest
 from services.profiler.slo.workload import LONGEST_OPEN_S, Workload, WorkloadRecorder, drift
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
+from shared.protocol.profiling.online import FinishedOnline, OnlineLatencies, OnlineServed
 from shared.watch.windows import Rolling
 
 

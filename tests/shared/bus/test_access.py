@@ -25,7 +25,7 @@ from shared.bus.permissions import BusRole, inbox_prefix, permissions_of
 from shared.errors import BusError, ConfigError, NotFoundOnBusError, StackError
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord
-from shared.protocol.batches import BatchRecord
+from shared.protocol.offline.batches import BatchRecord
 from tests.conftest import running_nats, wait_for_port
 
 WORK = subjects.of_model("m")  # what is stored is of this model

@@ -14,8 +14,8 @@ from shared.bus.pulls import FETCH_BYTES
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.batches import FileObject
-from shared.protocol.offline import OfflineResult
+from shared.protocol.offline.batches import FileObject
+from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.requests import AbortRequests
 from shared.protocol.sampling import FinishReason
 

@@ -13,8 +13,8 @@ from shared.bus import Bus
 from shared.bus.objects import CHUNKS, STREAM
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.batches import FileObject
-from shared.protocol.offline import OfflineResult
+from shared.protocol.offline.batches import FileObject
+from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
 from tests.shared.bus.servers import Server, until
 

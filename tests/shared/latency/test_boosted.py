@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shared.latency.boosted import BoostedLatencyModel, Curve, Sum, sums_of
 from shared.latency.features import BatchFeatures
 from shared.protocol.codec import decode_record, encode_record
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients, model_record
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients, model_record
 from tests.shared.latency.shapes import TRUTH, make_shape
 
 slopes = st.one_of(st.just(0.0), st.floats(1e-6, 10.0))

@@ -13,7 +13,7 @@ from services.predictor.linear_fit import fit_bros
 from services.predictor.window import Observation
 from shared.latency.bros import BrosLatencyModel
 from shared.latency.features import BatchFeatures
-from shared.protocol.latency_models import LatencyModelRecord, model_record
+from shared.protocol.profiling.latency_models import LatencyModelRecord, model_record
 from tests.shared.latency.shapes import make_shape, timed, varied_shapes
 from tests.shared.latency.test_linear import batches, check_marginal_costs, contexts, longest_by_search, token_counts
 

@@ -16,7 +16,7 @@ from services.predictor.window import Observation
 from shared.latency.echo import EchoLatencyModel
 from shared.latency.features import BatchFeatures
 from shared.latency.revisable import RevisableFeatures
-from shared.protocol.latency_models import LatencyModelRecord, model_record
+from shared.protocol.profiling.latency_models import LatencyModelRecord, model_record
 from tests.shared.latency.shapes import make_shape, timed, varied_shapes
 from tests.shared.latency.test_linear import batches, contexts, longest_by_search, token_counts
 

@@ -25,7 +25,7 @@ from services.predictor.window import Observation, noise_floor
 from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
-from shared.protocol.latency_models import kind_of, model_record
+from shared.protocol.profiling.latency_models import kind_of, model_record
 from tests.shared.latency.shapes import DRIFTED, TRUTH, make_shape, roofline, timed, varied_shapes
 
 ROOFLINE = roofline("llama2-7b", "a100-40g")

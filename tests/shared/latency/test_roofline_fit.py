@@ -20,7 +20,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.operators import Bottleneck
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.executors import EngineSpec
-from shared.protocol.latency_models import LatencyModelRecord, RooflineRates, model_record
+from shared.protocol.profiling.latency_models import LatencyModelRecord, RooflineRates, model_record
 from shared.scheduling.strategy import Strategy
 from tests.shared.latency.shapes import MACHINES, make_shape, roofline, schedule_of, varied_shapes
 from tests.shared.latency.shapes import timed as linearly_timed

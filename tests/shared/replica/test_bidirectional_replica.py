@@ -9,7 +9,7 @@ from services.executor.measure import scratch_batch
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.executors import EngineSpec
-from shared.protocol.measurements import MeasureShape, PrefillChunk
+from shared.protocol.profiling.measurements import MeasureShape, PrefillChunk
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan

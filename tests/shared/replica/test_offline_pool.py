@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from shared.protocol.offline import OfflineLength, OfflineRequest
+from shared.protocol.offline.requests import OfflineLength, OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool

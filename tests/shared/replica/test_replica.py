@@ -13,7 +13,7 @@ from shared.errors import EngineError
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.executors import EngineSpec
-from shared.protocol.measurements import MeasureShape, PrefillChunk
+from shared.protocol.profiling.measurements import MeasureShape, PrefillChunk
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan

@@ -15,7 +15,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.process.memory import collect_seldom
 from shared.protocol.codec import decode, encode
-from shared.protocol.offline import OfflineRequest
+from shared.protocol.offline.requests import OfflineRequest
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted

@@ -18,8 +18,8 @@ from shared.openai.errors import RequestError
 from shared.openai.served_model import ServedModel
 from shared.openai.shown_text import shown_output
 from shared.openai.tools.calls import ToolUse
-from shared.protocol.batches import BatchRecord
-from shared.protocol.offline import OfflineResult
+from shared.protocol.offline.batches import BatchRecord
+from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.protocol.tokens import ChoiceOutput
 from shared.text.tokenizer import Tokenizer

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.protocol.batches import SERVER_ERROR, Batch, BatchStatus, LineError, LineErrors, RequestCounts
+from shared.protocol.offline.batches import SERVER_ERROR, Batch, BatchStatus, LineError, LineErrors, RequestCounts
 from shared.watch.batch_counts import BatchCounts
 
 

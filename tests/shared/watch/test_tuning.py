@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import EngineSpec, ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.placement.role import Role
 from shared.scheduling.policy import Policy
 from shared.scheduling.strategy import BLIND_IDLE_BUDGET_MS, Strategy

@@ -15,7 +15,7 @@ from services.profiler.simulation.cli import ClientsOption, MachineOptions, Mode
 from services.profiler.simulation.setup import LIVE
 from services.profiler.slo.cli import SearchOptions, profile_simulated
 from services.profiler.slo.table import print_profile
-from shared.protocol.slo_profile import SloProfileRecord
+from shared.protocol.profiling.slo_profile import SloProfileRecord
 from shared.scheduling.strategy import Strategy
 from shared.settings.command_options import with_option_groups
 

@@ -23,11 +23,11 @@ from shared.client_key import client_key
 from shared.errors import NoResponderError, NotFoundOnBusError, StackError
 from shared.process.file_limit import raise_file_limit
 from shared.protocol import subjects
-from shared.protocol.budgets import SloReport, SloState
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.profiling.budgets import SloReport, SloState
+from shared.protocol.profiling.latency_models import LatencyModelRecord
+from shared.protocol.profiling.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 from shared.protocol.services import is_queue_at_work
-from shared.protocol.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 from shared.watch.stack_status import ping_all, slo_report
 
 ASKER = "profile"  # its name on the bus

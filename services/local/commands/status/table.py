@@ -8,10 +8,10 @@ from rich.table import Table
 from services.local.commands.asked_stack import AskedStackOptions
 from services.local.commands.output import stdout_console
 from services.local.commands.parameters import JsonOption, show
-from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import ExecutorInfo, Heartbeat
+from shared.protocol.profiling.budgets import BudgetRecord, SloStatus
+from shared.protocol.profiling.slo_profile import SloVerdict
 from shared.protocol.services import is_well
-from shared.protocol.slo_profile import SloVerdict
 from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
 from shared.settings.command_options import with_option_groups

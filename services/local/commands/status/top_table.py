@@ -10,8 +10,8 @@ from services.local.commands.output import SplitTable
 from services.local.commands.status.table import role_and_draining_text
 from shared.latency.histogram import LatencyHistogram
 from shared.process.service import Details
-from shared.protocol.budgets import SloStatus
-from shared.protocol.slo_profile import SloVerdict
+from shared.protocol.profiling.budgets import SloStatus
+from shared.protocol.profiling.slo_profile import SloVerdict
 from shared.watch.stack_status import StackReport, figure_text, queue_figures
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView
 

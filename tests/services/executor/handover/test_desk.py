@@ -11,7 +11,6 @@ from services.executor.handover.link import BlockPairs
 from services.executor.service import ExecutorService
 from shared.errors import BusError, ConfigError
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat, SetDraining
 from shared.protocol.handover import (
     AskKVAddress,
@@ -23,7 +22,8 @@ from shared.protocol.handover import (
     SetRole,
     Withdraw,
 )
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.placement.role import Role

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat
 from shared.protocol.handover import SetRole
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.placement.role import Role

@@ -13,7 +13,7 @@ import pytest
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 LONG = {"model": MODEL, "prompt": [7] * 10, "max_tokens": 4000, "ignore_eos": True, "stream": True}

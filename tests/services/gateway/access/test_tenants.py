@@ -12,7 +12,7 @@ import pytest
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import USER_PERMISSIONS
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.offline.batches import BatchRecord, FileRecord
 from tests.services.gateway.access.test_api_keys import key_command
 from tests.services.gateway.access.test_permissions import ADMIN_KEY, client_with, code_of, submit_batch
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until

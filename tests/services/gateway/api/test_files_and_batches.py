@@ -15,7 +15,7 @@ from services.gateway.api.batches import shown as shown_batch
 from services.gateway.http.bodies import MAX_FILE_BYTES
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject, LineError, LineErrors, RequestCounts, Usage
+from shared.protocol.offline.batches import BatchRecord, FileObject, LineError, LineErrors, RequestCounts, Usage
 from tests.services.gateway.gateway_rig import GatewayRig
 
 LINES = b'{"custom_id":"a"}\n' * 10

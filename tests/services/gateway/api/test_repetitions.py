@@ -27,7 +27,7 @@ from shared.clock import SystemClock
 from shared.errors import BusError, ConflictError
 from shared.openai.errors import RequestError
 from shared.protocol import subjects
-from shared.protocol.batches import WITHDRAWN, BatchKey, BatchRecord, FileRecord
+from shared.protocol.offline.batches import WITHDRAWN, BatchKey, BatchRecord, FileRecord
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}\n'

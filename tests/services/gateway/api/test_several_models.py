@@ -13,7 +13,7 @@ import pytest
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord
+from shared.protocol.offline.batches import BatchRecord
 from tests.services.gateway.access.test_permissions import ADMIN_KEY, client_with
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, model_folder, wait_until
 

@@ -27,12 +27,19 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, LineError, LineErrors, RequestCounts
-from shared.protocol.budgets import BudgetRecord, BudgetSource, SloReport, SloState, SloStatus
 from shared.protocol.executors import ExecutorCounters, Heartbeat
-from shared.protocol.online import OnlineLatencies, OnlineServed
+from shared.protocol.offline.batches import BatchRecord, LineError, LineErrors, RequestCounts
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource, SloReport, SloState, SloStatus
+from shared.protocol.profiling.online import OnlineLatencies, OnlineServed
+from shared.protocol.profiling.slo_profile import (
+    Knob,
+    SloProfileRecord,
+    SloVerdict,
+    Trial,
+    WorkloadFacts,
+    slo_profile_key,
+)
 from shared.protocol.services import ServiceStatus
-from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts, slo_profile_key
 from shared.scheduling.kv.pool import BlockOwners
 from shared.scheduling.placement.role import Role
 from shared.watch.stack_watch import StackWatch

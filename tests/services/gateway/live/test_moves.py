@@ -16,8 +16,8 @@ from services.gateway.live.tracker import MAX_CRASHES
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.protocol import subjects
-from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
-from shared.protocol.online import OnlineServed
+from shared.protocol.offline.flex import FlexAnswer, FlexMessage, FlexSubmit
+from shared.protocol.profiling.online import OnlineServed
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.placement.role import Role

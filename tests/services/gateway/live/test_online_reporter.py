@@ -6,7 +6,7 @@ import pytest
 
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.online import OnlineServed
+from shared.protocol.profiling.online import OnlineServed
 from shared.protocol.sampling import FinishReason
 from tests.services.gateway.live.test_tracker import GATEWAY, Front, Peer, alive, front, peer
 

@@ -10,7 +10,7 @@ from shared.bus import Bus
 from shared.errors import NoExecutorError
 from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
-from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.kv.block_hash import KVScope, hash_chain

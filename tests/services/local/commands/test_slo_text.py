@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from services.local.commands.status.table import slo_text
-from shared.protocol.budgets import SloState, SloStatus
-from shared.protocol.slo_profile import SloVerdict
+from shared.protocol.profiling.budgets import SloState, SloStatus
+from shared.protocol.profiling.slo_profile import SloVerdict
 
 KEPT = SloVerdict("ttft_p99<=800ms", 800.0, 123.4, True)
 BROKEN = SloVerdict("tbt_mean<=1.05x", 25.2, 31.5, False)

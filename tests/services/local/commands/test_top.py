@@ -18,12 +18,12 @@ from shared.bus.address import BusAddress
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.batches import WITHDRAWN, BatchRecord, RequestCounts
-from shared.protocol.budgets import BudgetRecord, BudgetSource, SloState, SloStatus
 from shared.protocol.executors import ExecutorCounters, ExecutorInfo, Heartbeat
-from shared.protocol.online import OnlineLatencies, OnlineServed
+from shared.protocol.offline.batches import WITHDRAWN, BatchRecord, RequestCounts
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource, SloState, SloStatus
+from shared.protocol.profiling.online import OnlineLatencies, OnlineServed
+from shared.protocol.profiling.slo_profile import SloVerdict
 from shared.protocol.services import ServiceStatus
-from shared.protocol.slo_profile import SloVerdict
 from shared.watch.follower import StackFollower
 from shared.watch.stack_status import ProcessStatus, StackReport, Status
 from shared.watch.stack_watch import GONE_S, MAX_ENDED, StackWatch, ended_at

@@ -10,7 +10,7 @@ from services.profiler.capacity.device_job import DeviceJob
 from services.profiler.capacity.record import DevicePlan, PeakTrial
 from services.profiler.capacity.watched_run import verdicts_of
 from services.profiler.simulation.setup import Machine
-from shared.protocol.slo_profile import Knob, SloVerdict
+from shared.protocol.profiling.slo_profile import Knob, SloVerdict
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.capacity.planning import BURST_S, BURST_START_S, WINDOW_S, make_workload
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.owners import owner_of
-from shared.protocol.batches import FileRecord
 from shared.protocol.codec import decode_record
+from shared.protocol.offline.batches import FileRecord
 
 NAMES = st.sampled_from(["a", "name-a", "organization-a", "organization-name-a", "key-1"]) | st.from_regex(
     r"[A-Za-z0-9_-]{1,64}", fullmatch=True

@@ -10,7 +10,7 @@ from shared.latency.device_rates import DeviceRates
 from shared.latency.echo import EchoCoefficients, EchoLatencyModel
 from shared.latency.linear import Coefficients, LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
-from shared.protocol.measurements import PrefillChunk
+from shared.protocol.profiling.measurements import PrefillChunk
 
 FittedModel = LinearLatencyModel | BoostedLatencyModel | BrosLatencyModel | EchoLatencyModel | RooflineLatencyModel
 

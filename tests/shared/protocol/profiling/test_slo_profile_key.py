@@ -2,7 +2,7 @@
 
 import re
 
-from shared.protocol.slo_profile import Knob, slo_profile_key
+from shared.protocol.profiling.slo_profile import Knob, slo_profile_key
 
 SLOS = ["ttft_p99<=800ms", "tbt_mean<=1.05x"]
 

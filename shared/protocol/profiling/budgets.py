@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from shared.bounds import Amount, ProfileKey
-from shared.protocol.slo_profile import SloVerdict
+from shared.protocol.profiling.slo_profile import SloVerdict
 
 
 class BudgetSource(enum.StrEnum):
