@@ -130,7 +130,7 @@ class ThreeHosts:
     def on_started(self, keeper: Keeper) -> None:
         """A Keeper's word."""
 
-    def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
+    def on_crashed(self, keeper: Keeper, status: int | None, delay_s: float) -> None:
         self.ended_by_themselves.append(f"{keeper.name} with {status} at {self.now():.1f} s")
 
     def _start(self, host: str) -> None:

@@ -76,26 +76,31 @@ class DataDir:
         """Hold the directory; the kernel lets go of it when this process ends in any way. Raises StackError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "lock").open("a+")
+            lock = (self.path / "lock").open("a+b", buffering=0)
         except OSError as error:
-            raise StackError(f"cannot use the data directory {self.path}: {error.strerror}") from error
+            raise self._unusable(error) from error
         with lock:
             if not _taken(lock, fcntl.LOCK_EX, tries=LOCK_TRIES):
                 lock.seek(0)
-                holder = lock.read().strip() or "unknown"
+                holder = lock.read().decode(errors="replace").strip() or "unknown"
                 raise StackError(
                     f"another stack (pid {holder}) uses {self.path}; stop it, or choose another with --data-dir"
                 )
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+            try:
+                lock.truncate(0)
+                lock.write(f"{os.getpid()}\n".encode())
+            except OSError as error:
+                raise self._unusable(error) from error
             yield
 
     def write_stack(self, stack: StackFile) -> None:
-        """Replace the stack file in one step."""
+        """Replace the stack file in one step. Raises StackError."""
         fresh = self._stack_file.with_suffix(".tmp")
-        fresh.write_text(json_text(stack) + "\n")
-        fresh.replace(self._stack_file)
+        try:
+            fresh.write_text(json_text(stack) + "\n")
+            fresh.replace(self._stack_file)
+        except OSError as error:
+            raise StackError(f"cannot write {self._stack_file}: {error.strerror}") from error
 
     def read_stack(self) -> StackFile:
         """Raises StackError where no stack runs here."""
@@ -113,18 +118,23 @@ class DataDir:
         return stack
 
     def remove_stack(self) -> None:
-        self._stack_file.unlink(missing_ok=True)
+        """Where it cannot be removed, the lock still tells that no stack runs."""
+        with contextlib.suppress(OSError):
+            self._stack_file.unlink()
+
+    def _unusable(self, error: OSError) -> StackError:
+        return StackError(f"cannot use the data directory {self.path}: {error.strerror}")
 
     def _is_in_use(self) -> bool:
         """A supervisor holds it: its number may be another process's by now."""
         try:
-            with (self.path / "lock").open() as lock:
+            with (self.path / "lock").open("rb") as lock:
                 return not _taken(lock, fcntl.LOCK_SH)
         except FileNotFoundError:
             return False
 
 
-def _taken(lock: IO[str], kind: int, tries: int = 1) -> bool:
+def _taken(lock: IO[bytes], kind: int, tries: int = 1) -> bool:
     """The lock of an open file, until that is closed. Who only looks holds it for a moment."""
     for attempt in range(tries):
         try:

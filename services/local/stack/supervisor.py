@@ -89,10 +89,11 @@ class Supervisor:
         if keeper.starts > 1:
             self._progress.note(f"{keeper.name} started again (pid {keeper.pid})")
 
-    def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
+    def on_crashed(self, keeper: Keeper, status: int | None, delay_s: float) -> None:
         """A Keeper's word. A service that cannot even start ends the whole stack."""
         self._write_stack()
-        ended = f"{keeper.name} ended by itself ({describe_exit(status)})"
+        how = f"could not be started ({keeper.last_words})"
+        ended = f"{keeper.name} {how if status is None else f'ended by itself ({describe_exit(status)})'}"
         if not self._ready and keeper.backoff.failures >= MAX_FAILURES_BEFORE_READY:
             quoted = _quote(keeper.command, keeper.last_words)
             self._fail(StackError(f"{ended}, {keeper.backoff.failures} times in a row\n{quoted}"))
@@ -102,8 +103,10 @@ class Supervisor:
     async def _or_fail(self, doing: Coroutine[Any, Any, None]) -> None:
         try:
             await doing
-        except (SlackwaterError, OSError) as error:
+        except SlackwaterError as error:
             self._fail(error)
+        except OSError as error:
+            self._fail(StackError(f"cannot start in {self._data_dir.path}: {error}"))
 
     async def _start(self) -> None:
         if not self._address.url:
@@ -171,10 +174,17 @@ class Supervisor:
             await asyncio.gather(*(keeper.stop() for keeper in self._keepers if keeper.name.startswith(prefix)))
 
     def _write_stack(self) -> None:
+        """A stack that was ready goes on without: its disk may be full for a while."""
         processes = {keeper.name: ProcessEntry(keeper.pid, keeper.starts) for keeper in self._keepers}
         options, bus = self._options, self._address
         about = options.url, options.served_name, options.engine, self._ready
-        self._data_dir.write_stack(StackFile(os.getpid(), bus.url, *about, processes, bus.creds, bus.ca))
+        try:
+            self._data_dir.write_stack(StackFile(os.getpid(), bus.url, *about, processes, bus.creds, bus.ca))
+        except StackError as error:
+            if self._ready:
+                self._progress.note(str(error))
+            else:
+                self._fail(error)
 
     def _handle_signals(self) -> None:
         """For as long as the event loop lasts."""

@@ -165,7 +165,7 @@ class Member:
         else:  # it was being started when it was told to end
             keeper.kill()
 
-    def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
+    def on_crashed(self, keeper: Keeper, status: int | None, delay_s: float) -> None:
         self._note_end(status)
         self._note_log()
 

@@ -19,8 +19,9 @@ class Watcher(Protocol):
 
     def on_started(self, keeper: Keeper) -> None: ...
 
-    def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
-        """The service ended by itself and starts again after the delay."""
+    def on_crashed(self, keeper: Keeper, status: int | None, delay_s: float) -> None:
+        """The service ended by itself and starts again after the delay. ``status``: None where it could not even be
+        started again, as ``last_words`` says."""
 
 
 class Keeper:
@@ -51,7 +52,7 @@ class Keeper:
         try:
             while not self._retired.is_set():
                 started_s = time.monotonic()
-                status = await self._run_once()
+                status = await self._try_once()
                 if self._retired.is_set():
                     return
                 delay_s = self.backoff.next_delay_s(time.monotonic() - started_s)
@@ -77,6 +78,16 @@ class Keeper:
         """SIGKILL now. Without ``stop`` this is a crash like any other."""
         if self._process:
             self._process.kill()
+
+    async def _try_once(self) -> int | None:
+        """As ``_run_once``; None where what could be started before cannot be now: memory or processes are short."""
+        try:
+            return await self._run_once()
+        except OSError as error:
+            if not self.starts:
+                raise
+            self.last_words = str(error)
+            return None
 
     async def _run_once(self) -> int:
         """Start the service and wait for its end, or end it when a stop is requested; the exit status."""

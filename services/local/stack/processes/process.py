@@ -111,10 +111,11 @@ def open_log(path: Path) -> BinaryIO:
 def bound_log(path: Path) -> None:
     """Of a file over the bound the contents become ``NAME.log.1``, in place of those before. Whoever appends to it goes
     on; lines that come meanwhile may be lost."""
-    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-        with contextlib.suppress(OSError):  # no room for a copy is no reason to keep more
-            shutil.copyfile(path, path.with_name(path.name + ".1"))
-        os.truncate(path, 0)
+    with contextlib.suppress(OSError):  # a disk that takes no writes takes no lines either
+        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+            with contextlib.suppress(OSError):  # no room for a copy is no reason to keep more
+                shutil.copyfile(path, path.with_name(path.name + ".1"))
+            os.truncate(path, 0)
 
 
 def tail(path: Path, max_lines: int = 20, start: int = 0) -> str:

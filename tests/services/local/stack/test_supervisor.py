@@ -45,14 +45,14 @@ class RecordingWatcher:
 
     def __init__(self) -> None:
         self.pids: list[int | None] = []
-        self.crashes: list[tuple[str, int, float]] = []
+        self.crashes: list[tuple[str, int | None, float]] = []
         self._changed = asyncio.Event()
 
     def on_started(self, keeper: Keeper) -> None:
         self.pids.append(keeper.pid)
         self._changed.set()
 
-    def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
+    def on_crashed(self, keeper: Keeper, status: int | None, delay_s: float) -> None:
         self.crashes.append((keeper.name, status, delay_s))
         self._changed.set()
 
@@ -286,6 +286,37 @@ async def test_a_killed_service_is_started_again(tmp_path: Path) -> None:
         assert watcher.crashes == [("service", -signal.SIGKILL, 0.01)]
     assert not any(is_running(pid) for pid in watcher.pids)
     assert keeper.pid is None
+
+
+async def test_what_could_be_started_before_is_tried_again(tmp_path: Path) -> None:
+    watcher = RecordingWatcher()
+    command = python("service", SERVE, tmp_path / "logs")
+    keeper = Keeper(command, watcher, Backoff(first_s=0.01))
+    async with keeping(keeper):
+        await printed(command)
+        command.log.parent.rename(tmp_path / "aside")
+        command.log.parent.write_text("in the way of the log")
+        keeper.kill()
+        await watcher.until(lambda: len(watcher.crashes) >= 2)
+        assert watcher.crashes[1][:2] == ("service", None) and "File exists" in keeper.last_words
+        command.log.parent.unlink()
+        await watcher.until(lambda: len(watcher.pids) == 2)
+        assert is_running(keeper.pid)
+
+
+async def test_a_stack_goes_on_where_its_file_cannot_be_written(tmp_path: Path) -> None:
+    """Its disk may be full."""
+    progress = SilentProgress()
+    supervisor = Supervisor(StackOptions(data_dir=tmp_path), progress, print, show_essentials)
+    supervisor._ready = True
+    (tmp_path / "stack.tmp").mkdir()
+    command = python("service", SERVE, tmp_path)
+    async with keeping(keeper := Keeper(command, supervisor, Backoff(first_s=0.01))):
+        await printed(command)
+        keeper.kill()
+        await poll_until(lambda: keeper.starts == 2)
+    assert not supervisor._ending.is_set()
+    assert f"cannot write {tmp_path / 'stack.json'}: Is a directory" in progress.lines
 
 
 async def test_each_crash_in_a_row_waits_longer(tmp_path: Path) -> None:
