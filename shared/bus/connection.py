@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from shared.bus.address import BusAddress
 from shared.bus.credentials import Credentials, Shown
 from shared.bus.permissions import inbox_prefix
-from shared.cancellation import keeping_cancellation, within
+from shared.cancellation import check_cancelled, end, keeping_cancellation, within
 from shared.errors import BusError, ConfigError, TooLargeForBusError
 
 logger = logging.getLogger(__name__)
@@ -25,12 +25,15 @@ MOST_SUBJECTS = 4000  # bytes of a message's subjects: nats-server ends a connec
 PING_S = 20  # a server that is silent for three of them is taken for lost;
 CLUSTER_PING_S = 3  # where there is another one to go to, that is worth knowing soon
 SAFE_REPLICAS = 3  # of which one may be lost
+AGAIN_S = 1.0  # until what may be done again is, while there is no connection
 DROPPED_PERIOD_S = 1.0  # of log lines about dropped messages
 
 # Of what a server says before it closes a connection: what another try may have put right.
 NOT_LET_IN = ("authorization violation", "authorization failed", "authentication expired", "authentication revoked")
 
 FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
+
+T = TypeVar("T")
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
@@ -116,6 +119,7 @@ class Connection:
         self._js = client.jetstream(timeout=OPERATION_TIMEOUT_S)
         self._reconnected = asyncio.Event()
         self._closed = asyncio.Event()
+        self._on_reconnect: dict[Callable[[], None], None] = {}  # told of each
         self.reconnects = 0
         self.num_failed = 0  # messages whose handler raised, or that do not parse
         self.num_dropped = 0  # messages that came faster than they were handled
@@ -141,6 +145,8 @@ class Connection:
             connection.reconnects += 1
             connection._reconnected.set()
             connection._reconnected = asyncio.Event()
+            for tell in list(connection._on_reconnect):
+                tell()
             logger.warning("bus connection restored", extra={"url": url})
 
         async def on_closed() -> None:
@@ -218,6 +224,38 @@ class Connection:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._reconnected.wait()
+
+    async def through_reconnects(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What ``work`` returns, which may be done again: it is, where the connection was lost meanwhile, as soon as
+        there is one, since what was asked before is not answered any more; and where this process may not send for a
+        while. Raises BusError where it failed over a connection that has held."""
+        while True:
+            generation = self.reconnects
+            doing = asyncio.ensure_future(work())
+            restored = asyncio.ensure_future(self.wait_reconnected(generation, timeout_s=None))
+            try:
+                await asyncio.wait((doing, restored), return_when=asyncio.FIRST_COMPLETED)
+                if doing.done():
+                    return doing.result()
+            except BusError as error:
+                has_held = generation == self.reconnects and not self._client.is_reconnecting
+                if has_held and not isinstance(error.__cause__, FencedError):
+                    raise
+                logger.info("tried again, since the bus was away", extra={"why": str(error)})
+                await asyncio.wait((restored,), timeout=AGAIN_S)
+            finally:
+                await end(doing)
+                await end(restored)
+            check_cancelled()
+
+    @contextlib.contextmanager
+    def telling_reconnects(self, tell: Callable[[], None]) -> Iterator[None]:
+        """``tell`` is called as soon as the connection is restored."""
+        self._on_reconnect[tell] = None
+        try:
+            yield
+        finally:
+            del self._on_reconnect[tell]
 
     def _count_dropped(self, subject: str) -> None:
         self.num_dropped += 1

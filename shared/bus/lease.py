@@ -7,6 +7,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 from shared.bus import Bucket, Bus, Entry
 from shared.cancellation import check_cancelled
@@ -75,7 +76,7 @@ class Lease:
         while True:
             reconnects = self._bus.reconnects
             try:
-                await self._write(self._revision)
+                await self._bus.through_reconnects(partial(self._write, self._revision))
             except ConflictError:
                 if why := await self._why_lost():
                     raise LeaseLostError(f"{self._name}: {why}") from None

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from typing import Self
 
 import nats.errors
@@ -18,7 +19,11 @@ FETCH_WAIT_S = 25.0  # at the server, for messages that come: less than it keeps
 BEAT_S = 5.0  # between its words meanwhile
 LATE_S = 1.0  # that they may be
 STILL_WAITS, WAITED_IN_VAIN = "100", "408"  # what it says then, by NATS's ADR-13 and ADR-37
+COMPLETE, FORGOTTEN = "", "lost"  # what says nothing: the last that was asked for, and a connection that is lost
 NEXT_API = "$JS.API.CONSUMER.MSG.NEXT"
+DELETE_API = "$JS.API.CONSUMER.DELETE"
+
+TellingReconnects = Callable[[Callable[[], None]], AbstractContextManager[None]]  # see ``Connection``
 
 
 class Pulls:
@@ -42,20 +47,25 @@ class Pulls:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def of(cls, client: FencedClient, consumer: ConsumerInfo) -> AsyncIterator[Self]:
-        """Raises what nats-py does."""
+    async def of(
+        cls, client: FencedClient, consumer: ConsumerInfo, telling_reconnects: TellingReconnects
+    ) -> AsyncIterator[Self]:
+        """The consumer is removed after it, since a server has room for so many (nats-server 2.15: 1,000 of a stream),
+        and keeps one for a while that nobody asks. Raises what nats-py does."""
         pulls = cls(client, consumer)
         pulls._subscription = await client.subscribe(f"{pulls._inbox}.*", cb=pulls._on_message)
         try:
-            yield pulls
+            with telling_reconnects(lambda: pulls._end(FORGOTTEN)):
+                yield pulls
         finally:
             with contextlib.suppress(*FAILURES):
                 await pulls._subscription.unsubscribe()
+                await client.publish(f"{DELETE_API}.{consumer.stream_name}.{consumer.name}")
 
     async def ask(self, num_pending: int) -> tuple[list[Msg], str]:
         """So many, or fewer where they are large; where none is pending, one if it comes in time; and the status by
-        which the server has ended it, if it has. Raises TimeoutError of nats-py where the server has not said for a
-        while that it waits; then nothing more is to be asked."""
+        which the server has ended it, if it has, or FORGOTTEN. Raises TimeoutError of nats-py where the server has not
+        said for a while that it waits; then nothing more is to be asked."""
         waits = {"expires": int(FETCH_WAIT_S * 1e9), "idle_heartbeat": int(BEAT_S * 1e9)}
         how = {"no_wait": True} if num_pending else waits
         self._num_asked += 1
@@ -75,7 +85,7 @@ class Pulls:
         if msg.reply:
             self._messages.append(msg)
             if len(self._messages) == self._num_wanted:
-                self._end("")
+                self._end(COMPLETE)
         elif msg.subject == self._reply:  # what ended the question before may be said when that was answered
             status = (msg.headers or {}).get("Status", "")
             if status != STILL_WAITS:

@@ -24,7 +24,7 @@ from nats.js.api import (
 )
 
 from shared.bus.connection import FAILURES, OPERATION_TIMEOUT_S, Connection, failing_as
-from shared.bus.pulls import WAITED_IN_VAIN, Pulls
+from shared.bus.pulls import FORGOTTEN, WAITED_IN_VAIN, Pulls
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 FETCH_BATCH = 256
 MOST_TRIES = 20  # to have a consumer where it does not lag: of three servers one is right
+MOST_REFUSALS = 10  # of a consumer, a second apart, for want of room
 DELETE_API = "$JS.API.STREAM.MSG.DELETE"
 INFO_API = "$JS.API.STREAM.INFO"
 
@@ -45,6 +46,7 @@ NO_SUCH_STREAM = (10059,)
 STORE_FAILED = 10077  # for any reason, which the description says
 SUBJECT_IS_TAKEN = "per subject exceeded"  # in that: the stream keeps one message per subject and has it
 STREAM_DIFFERS = 10058  # the stream exists with another configuration
+NO_ROOM = 10026  # for another consumer of the stream; as a rule there is soon: whoever has read leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,9 @@ class Streams(Connection):
 
     async def ensure_streams(self) -> None:
         """Create the streams where they are absent."""
+        await self.through_reconnects(self._ensure_streams)
+
+    async def _ensure_streams(self) -> None:
         for name, subject in (
             (subjects.REQUESTS_STREAM, subjects.ALL_REQUESTS),
             (subjects.RESULTS_STREAM, subjects.RESULTS_AND_FAILURES),
@@ -223,10 +228,11 @@ class Streams(Connection):
         self, stream: str, subject: str, fetch: int = FETCH_BATCH, start: int = 1, newest_only: bool = False
     ) -> AsyncGenerator[Raw | None, None]:
         """As ``follow`` and ``read_raw``; recreates a consumer that was lost."""
-        last, caught_up, num_tries = start - 1, False, 0
+        last, caught_up, num_tries, num_refused = start - 1, False, 0, 0
         policy = DeliverPolicy.LAST_PER_SUBJECT if newest_only else DeliverPolicy.BY_START_SEQUENCE
         while True:
             check_cancelled()
+            generation = self.reconnects
             config = ConsumerConfig(
                 ack_policy=AckPolicy.NONE,
                 deliver_policy=policy,
@@ -244,19 +250,22 @@ class Streams(Connection):
                     num_tries += 1
                     await self._js.delete_consumer(stream, consumer.name)
                     continue
-                num_tries = 0
+                num_tries = num_refused = 0
                 if last >= start and not pending and (await self._js.stream_info(stream)).state.last_seq < last:
                     logger.warning("the store has lost messages, reading all again", extra={"stream": stream})
                     last = 0
                     continue
             except FAILURES as error:
-                if not caught_up and last < start and not self._client.is_reconnecting:
+                has_held = generation == self.reconnects and not self._client.is_reconnecting
+                is_refused = getattr(error, "err_code", None) == NO_ROOM
+                num_refused += is_refused
+                waits = is_refused and num_refused <= MOST_REFUSALS
+                if not caught_up and last < start and has_held and not waits:
                     raise BusError(f"read {stream}: {error!r}") from error
-                await self.wait_reconnected(self.reconnects, timeout_s=1.0)
+                await self.wait_reconnected(generation, timeout_s=1.0)
                 continue
             try:
-                async with Pulls.of(self._client, consumer) as pulls:
-                    generation = self.reconnects
+                async with Pulls.of(self._client, consumer, self.telling_reconnects) as pulls:
                     while generation == self.reconnects:
                         if not pending and not caught_up:
                             caught_up = True
@@ -265,6 +274,8 @@ class Streams(Connection):
                         # more than there are would be waited for, and those that come be held back meanwhile
                         messages, end = await pulls.ask(min(fetch, pending))
                         check_cancelled()
+                        if end == FORGOTTEN and not messages:
+                            break
                         if not messages and (pending or end != WAITED_IN_VAIN):  # what was pending may be deleted
                             pending = (await self._js.consumer_info(stream, consumer.name)).num_pending or 0
                         for msg in messages:
@@ -274,7 +285,7 @@ class Streams(Connection):
                             yield Raw(msg.data, msg.subject, last, msg.headers or {}, stored_s)
             except FAILURES as error:
                 logger.warning("stream reader lost its consumer", extra={"stream": stream, "error": repr(error)})
-                await self.wait_reconnected(self.reconnects, timeout_s=0.5)
+                await self.wait_reconnected(generation, timeout_s=0.5)
 
     async def _may_lag(self, stream: str, consumer: ConsumerInfo) -> bool:
         """In a cluster a consumer is on any server that has a copy, and one that was away may not have yet all that was

@@ -18,6 +18,7 @@ from shared.protocol.offline.batches import FileObject
 from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.requests import AbortRequests
 from shared.protocol.sampling import FinishReason
+from tests.shared.bus.servers import until
 
 WORK = subjects.of_model("m")  # what is stored is of this model
 
@@ -187,6 +188,19 @@ async def test_read_ends_and_follow_goes_on(bus: Bus) -> None:
         if stored.message.request_id == "batch_3.1":
             break
     assert seen == 701
+
+
+async def test_who_has_read_leaves_nothing_behind(bus: Bus) -> None:
+    """A server has room for so many consumers of a stream; a read that breaks off takes none either."""
+    await bus.store(WORK.result("batch_1.1"), OfflineResult("batch_1.1", [1], FinishReason.STOP))
+    for _ in range(1200):
+        async with contextlib.aclosing(bus.read_raw(subjects.RESULTS_STREAM, ">")) as reading:
+            await anext(reading)
+    await until(lambda: has_consumers(bus, 0))
+
+
+async def has_consumers(bus: Bus, number: int) -> bool:
+    return (await bus.size(subjects.RESULTS_STREAM)).consumers == number
 
 
 async def test_read_ends_where_the_rest_is_purged_meanwhile(bus: Bus) -> None:

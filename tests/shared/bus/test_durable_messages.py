@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -9,7 +10,7 @@ import pytest
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, KeyValueConfig, RetentionPolicy, StreamConfig
 
-from shared.bus import Bus
+from shared.bus import Bus, connection, pulls
 from shared.bus.objects import CHUNKS, STREAM
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.protocol import subjects
@@ -216,6 +217,96 @@ async def test_a_watch_goes_on_over_a_restart_in_order(server: Server, bus: Bus,
     following.cancel()
     assert seen == sorted(seen) and seen[-1] == 30
     await other.close()
+
+
+async def test_who_finds_no_room_to_read_waits_for_those_who_have_read(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stream(bus, max_consumers=1)
+    await bus.store_raw("test.a", b"", {})
+    first = bus.read_raw("TEST", "test.>")
+    await anext(first)
+    refused, add = asyncio.Event(), bus._js.add_consumer
+
+    async def add_consumer(*wanted: Any) -> Any:
+        try:
+            return await add(*wanted)
+        except nats.js.errors.APIError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(bus._js, "add_consumer", add_consumer)
+    second = asyncio.create_task(held(bus))
+    await refused.wait()
+    await first.aclose()
+    assert await asyncio.wait_for(second, 30) == ["a"]
+
+
+async def test_a_watch_goes_on_as_soon_as_the_server_is_back(
+    server: Server, bus: Bus, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait until it misses the words of a server that has forgotten it."""
+    monkeypatch.setattr(pulls, "LATE_S", 3600.0)
+    bucket = await bus.bucket("test_numbers", int)
+    watching = bucket.watch()
+    assert await anext(watching) is None
+    coming = asyncio.create_task(anext(watching))
+    await asyncio.sleep(0)
+    before = bus.reconnects
+    server.kill()
+    server.start()
+    await bus.wait_reconnected(before, 20)
+    await bucket.put("n", 1)
+    entry = await asyncio.wait_for(coming, 20)
+    assert entry is not None and entry.value == 1
+
+
+async def test_what_there_is_is_asked_for_until_the_server_is_back(
+    server: Server, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "OPERATION_TIMEOUT_S", 0.1)
+    bus = await Bus.connect(nats_url, "test")
+    server.kill()
+    await until(lambda: not bus.is_connected)
+    asked = asyncio.gather(bus.ensure_streams(), bus.bucket("test_numbers", int), bus.objects())
+    await until(lambda: bus._client.stats["out_msgs"] >= 6)  # each was asked for again
+    server.start()
+    _, bucket, objects = await asyncio.wait_for(asked, 20)
+    await bucket.put("n", 1)
+    assert (await bucket.get("n")).value == 1 and await objects.all() == {}
+    assert (await bus.size(subjects.REQUESTS_STREAM)).messages == 0
+    await bus.close()
+
+
+async def test_who_may_not_send_for_a_while_asks_when_it_may(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "AGAIN_S", 0.01)
+    refused: list[str] = []
+
+    def may_send(subject: str) -> bool:
+        refused.append(subject)
+        return len(refused) > 3
+
+    bus.fence(may_send)
+    assert await (await asyncio.wait_for(bus.bucket("test_numbers", int), 20)).keys() == set()
+    assert len(refused) > 3
+
+
+async def test_what_a_dead_server_was_asked_is_asked_again(server: Server, bus: Bus) -> None:
+    asked, number = asyncio.Event(), 0
+
+    async def ask() -> int:
+        nonlocal number
+        number += 1
+        if number == 1:
+            asked.set()
+            await asyncio.Event().wait()  # as for an answer that nobody gives any more
+        return number
+
+    asking = asyncio.create_task(bus.through_reconnects(ask))
+    await asked.wait()
+    server.kill()
+    server.start()
+    assert await asyncio.wait_for(asking, 20) == 2
 
 
 async def test_what_was_stored_outlives_a_kill(server: Server, bus: Bus) -> None:
