@@ -18,14 +18,13 @@ from services.offline_queue.batches.input import (
     BatchInput,
     ParsedLines,
 )
-from shared.bus import Bus
 from shared.lines import MAX_LINE_BYTES, split_lines
 from shared.openai.completions.requests import CHAT, TEXT
 from shared.openai.errors import MAX_MESSAGE_LENGTH
 from shared.protocol.codec import encode
 from shared.protocol.offline.batches import BatchRecord
 from shared.protocol.sampling import FinishReason
-from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, as_jsonl, chat_line
+from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, as_jsonl, chat_line
 
 RECORD = BatchRecord("batch_1", CHAT, "file-1", "24h", 1000, 2000, "validating")
 GOOD = json.dumps(chat_line("good")).encode()
@@ -214,11 +213,6 @@ async def test_a_line_of_100_mb_is_never_in_memory() -> None:
         tracemalloc.stop()
     assert (line[0], len(line[1])) == (1, MAX_LINE_BYTES + 1)
     assert peak < 4 * MAX_LINE_BYTES + 4 * len(MEGABYTE)
-
-
-@pytest.fixture
-async def desk(nats_url: str, bus: Bus) -> Desk:
-    return await Desk.open(nats_url, bus, ManualClock())
 
 
 FILES: list[tuple[str, Callable[[], bytes], list[tuple[str, int | None]]]] = [

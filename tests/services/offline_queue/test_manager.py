@@ -38,11 +38,6 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture
-async def desk(nats_url: str, bus: Bus, clock: ManualClock) -> Desk:
-    return await Desk.open(nats_url, bus, clock)
-
-
 async def assert_nothing_left(desk: Desk, batch_id: str) -> None:
     assert await desk.stored_requests(batch_id) == []
     assert await desk.stored_results(batch_id) == []

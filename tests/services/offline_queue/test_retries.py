@@ -25,14 +25,9 @@ from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.request import Kind
 from tests.services.gateway.gateway_rig import MODEL as SERVED
 from tests.services.gateway.gateway_rig import GatewayRig
-from tests.services.offline_queue.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, WORK, Desk, ManualClock, chat_line
+from tests.services.offline_queue.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, WORK, Desk, chat_line
 
 MAX_FAILURES = 3
-
-
-@pytest.fixture
-async def desk(nats_url: str, bus: Bus) -> Desk:
-    return await Desk.open(nats_url, bus, ManualClock())
 
 
 class Counter:

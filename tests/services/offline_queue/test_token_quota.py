@@ -1,10 +1,5 @@
 """Tokens that the batches of a key may have queued: who brings too many fails, and leaves nothing behind."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-
-from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.offline.batches import BatchRecord, FileRecord
@@ -13,11 +8,6 @@ from tests.services.offline_queue.batch_desk import TOKENIZER, Desk, chat_line
 LINES = [chat_line(f"request {number}") for number in range(10)]  # of as many tokens each
 MAX_TOKENS = 8
 ORGANIZATION = "organization-acme"
-
-
-@pytest.fixture
-async def desk(bus: Bus, nats_url: str) -> AsyncIterator[Desk]:
-    yield await Desk.open(nats_url, bus)
 
 
 async def with_quota(desk: Desk, name: str, max_queued_tokens: int) -> str:
