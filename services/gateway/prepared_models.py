@@ -25,6 +25,8 @@ class PreparedModel:
     def read(cls, described: OtherModel, others: tuple[str, ...], max_prompt_tokens: int | None) -> PreparedModel:
         """``others``: names of the other models. Raises ModelError."""
         folder = Path(described.path)
+        tokenizer = Tokenizer.from_folder(folder)
+        tokenizer.prepare_for_grammars()
         facts = ModelFacts.read(folder)
         name, *aliases = described.names
         served = ServedModel(
@@ -37,7 +39,7 @@ class PreparedModel:
             defaults=defaults_of(folder, described.generation_config),
             adapters=adapters_of(described.lora_modules),
         )
-        return cls(described.name, served, Tokenizer.from_folder(folder), described.slo)
+        return cls(described.name, served, tokenizer, described.slo)
 
 
 def read_models(settings: GatewaySettings) -> list[PreparedModel]:

@@ -120,15 +120,28 @@ class Tokenizer:
         """What the token alone stands for, special ones by their name."""
         return self._bytes.of(token_id)
 
-    @cached_property
+    @property
     def for_grammars(self) -> LLTokenizer:
-        """The same vocabulary as grammars are matched with; takes a moment. Raises ModelError."""
+        """The same vocabulary as grammars are matched with. Raises ModelError."""
+        made = self._for_grammars
+        if isinstance(made, str):
+            raise ModelError(f"this model's tokenizer cannot be matched with a grammar: {made}")
+        return made
+
+    def prepare_for_grammars(self) -> None:
+        """Before anybody waits for this process: it stops all threads for a moment, which is else the first grammar's
+        to do."""
+        _ = self._for_grammars
+
+    @cached_property
+    def _for_grammars(self) -> LLTokenizer | str:
+        """Or why there is none."""
         from llguidance import LLTokenizer  # late: most processes never need it
 
         try:
             return LLTokenizer(self._backend.to_str())
         except ValueError as error:
-            raise ModelError(f"this model's tokenizer cannot be matched with a grammar: {error}") from error
+            return str(error)
 
     def detokenizer(
         self,

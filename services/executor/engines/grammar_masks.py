@@ -31,10 +31,11 @@ class GrammarMasks:
     them again where it is not known here. Called by one thread at a time."""
 
     def __init__(self, model_path: Path) -> None:
-        """Nothing is read before the first grammar comes."""
+        """The tokenizer is read now, in that thread, and not when the first grammar comes: that stops all threads for
+        a moment."""
         self._path = model_path
-        self._tokenizer: LLTokenizer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._tokenizer = self._thread.submit(self._read_tokenizer)
         self._future = lru_cache(MAX_GRAMMARS)(lambda grammar: self._thread.submit(self._compile, grammar))
         self._places: OrderedDict[str, _Place] = OrderedDict()  # by request, the last used at the end
 
@@ -80,13 +81,16 @@ class GrammarMasks:
             self._places.popitem(last=False)
         return matcher
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        from llguidance import LLMatcher, LLTokenizer
+    def _read_tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
 
-        if self._tokenizer is None:
-            eos_token_ids = list(self.facts.eos_token_ids) or None
-            self._tokenizer = LLTokenizer(str(self._path / "tokenizer.json"), self.facts.vocab_size, eos_token_ids)
-        return LLMatcher(self._tokenizer, grammar, log_level=0)
+        eos_token_ids = list(self.facts.eos_token_ids) or None
+        return LLTokenizer(str(self._path / "tokenizer.json"), self.facts.vocab_size, eos_token_ids)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        return LLMatcher(self._tokenizer.result(), grammar, log_level=0)
 
 
 @dataclass(slots=True)

@@ -2,12 +2,14 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import llguidance
 import msgspec
 import pytest
 import torch
@@ -60,6 +62,17 @@ def facts(model_folder: Path) -> ModelFacts:
 def masks(model_folder: Path) -> Iterator[GrammarMasks]:
     made = GrammarMasks(model_folder)
     yield made
+    made.close()
+
+
+def test_the_vocabulary_is_read_before_the_first_grammar_comes(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it would hold up a step of all that an engine runs."""
+    has_begun = threading.Event()
+    monkeypatch.setattr(llguidance, "LLTokenizer", lambda *arguments: has_begun.set())
+    made = GrammarMasks(model_folder)
+    assert has_begun.wait(60)
     made.close()
 
 
