@@ -175,18 +175,35 @@ class Replay:
         """What each phase that has begun measured so far, by its name."""
         return {name: phase.outcome() for name, phase in self._phases.items()}
 
+    def online_failures(self) -> list[str]:
+        """What failed requests say, with their number, of all phases."""
+        return [note for phase in self._phases.values() for note in _online_failures(phase)]
+
     def _trouble_notes(self) -> list[str]:
         notes = []
         for name, phase in self._phases.items():
             notes += [f"{name}: {phase.trouble}"] if phase.trouble else []
-            notes += [f"{name}: {note}" for note in _failures("online", phase.online.records if phase.online else ())]
+            notes += [f"{name}: {note}" for note in _online_failures(phase)]
             if isinstance(phase.offline, OfflineRequests):
                 notes += [f"{name}: {note}" for note in _failures("offline", phase.offline.records)]
-                if times := phase.offline.num_again:
-                    notes.append(f"{name}: the server did not take offline requests, which went again: {times} times")
+                notes += [f"{name}: {note}" for note in _not_taken(phase.offline)]
         return notes
 
 
+def _online_failures(phase: Phase) -> list[str]:
+    """Of its online requests."""
+    return _failures("online", phase.online.records if phase.online else ())
+
+
 def _failures(kind: str, records: Iterable[RequestRecord]) -> list[str]:
-    errors = Counter(record.error for record in records if record.error)
+    errors = Counter(record.error for record in records if record.failed)
     return [f"{count} {kind} requests failed: {error}" for error, count in errors.items()]
+
+
+def _not_taken(offline: OfflineRequests) -> list[str]:
+    """Requests that went again, and those that would have."""
+    waiting = Counter(record.error for record in offline.records if record.goes_again)
+    notes = [f"{count} offline requests waited at the end to go again: {error}" for error, count in waiting.items()]
+    if times := offline.num_again:
+        notes.append(f"the server did not take offline requests, which went again: {times} times")
+    return notes

@@ -25,5 +25,6 @@ async def stream_until_taken(
         left_s = begun_s + PATIENCE_S - time.perf_counter()
         if not record.not_taken or left_s <= 0:
             break
+        record.goes_again = True
         await asyncio.sleep(min(record.retry_after_s or pause_s, left_s))
     return record

@@ -22,6 +22,7 @@ class RequestRecord:
     status: int | None = None  # of the answer, where one has begun
     retry_after_s: float | None = None  # where the server says when to come back
     disconnected: bool = False  # there was no connection, or it broke before an answer began
+    goes_again: bool = False  # was not taken, and will be sent anew after a pause
 
     @property
     def ok(self) -> bool:
@@ -30,12 +31,13 @@ class RequestRecord:
 
     @property
     def failed(self) -> bool:
-        return self.error is not None
+        """For good."""
+        return self.error is not None and not self.goes_again
 
     @property
     def not_taken(self) -> bool:
         """The server is away, or says that it cannot do it now: later it may."""
-        return self.disconnected or (self.failed and self.status in NOT_NOW)
+        return self.disconnected or (self.error is not None and self.status in NOT_NOW)
 
     @property
     def num_output_tokens(self) -> int:

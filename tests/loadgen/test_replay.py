@@ -117,9 +117,13 @@ async def test_the_backlog_is_one_real_batch_cancelled_at_the_end(plan: ReplayPl
     assert report.offline.total_tokens_per_s == pytest.approx(report.offline.requests_per_s * 6)
 
 
-async def test_a_server_that_is_away_for_a_moment_ends_nothing(plan: ReplayPlan, server: OpenAIServer) -> None:
+async def test_a_server_that_is_away_for_a_moment_ends_nothing(
+    plan: ReplayPlan, server: OpenAIServer, caplog: pytest.LogCaptureFixture
+) -> None:
     server.failing_polls, server.failing_cancels = 2, 2
     report = await run(plan, server)
+    assert [text for text in caplog.messages if "how its batches are" in text][1:] == [], "it is told once"
+    assert "how its batches are" in caplog.text
     (batch,) = server.batches.values()
     assert (batch["status"], server.failing_polls, server.failing_cancels) == ("cancelled", 0, 0)
     assert report.online is not None
@@ -211,6 +215,18 @@ async def test_plain_requests_go_again_to_a_server_that_takes_none_for_a_while(
     assert (report.offline.completed, report.offline.errors, report.offline.exhausted) == (30, 0, True)
     again = f"replay: the server did not take offline requests, which went again: {server.num_refused} times"
     assert again in report.notes
+
+
+async def test_plain_requests_that_wait_to_go_again_at_the_end_have_not_failed(
+    plan: ReplayPlan, server: OpenAIServer
+) -> None:
+    server.fail_with = 503
+    plan = replace(plan, requests=[], offline_mode="requests", offline_concurrency=3, scaling=Scaling(duration_s=0.2))
+    report = await run(plan, server)
+    assert report.offline is not None
+    assert (report.offline.completed, report.offline.errors, server.num_refused) == (0, 0, 3)
+    assert "replay: 3 offline requests waited at the end to go again: 503: out of order" in report.notes
+    assert not any("failed" in note for note in report.notes)
 
 
 async def test_plain_requests_wait_for_a_server_that_breaks_connections(plan: ReplayPlan) -> None:
