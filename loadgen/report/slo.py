@@ -39,13 +39,17 @@ class Slo:
     def judge(self, online: OnlineReport, samples: LatencySamples, baseline: OnlineReport | None) -> SloReport:
         """Measured against the bound, a failed request being infinitely late. An SLO with nothing to measure, or with
         nothing to compare with, is not met."""
-        ordered = sorted(getattr(samples, self.metric))
-        num_failed = online.errors * len(ordered) / online.completed if online.completed else 0.0
-        bound, value = self.bound_ms(baseline), self.value_ms(online)
-        if value is not None and num_failed:
-            value = self._with_failed_ms(ordered, num_failed)
-        attainment = None if bound is None or value is None else self._attainment(ordered, num_failed, bound)
+        bound, value = self.bound_ms(baseline), self.late_value_ms(online, samples)
+        attainment = None if bound is None or value is None else self._attainment(online, samples, bound)
         return SloReport(self.expr, bound, value, self.is_met(value, bound), attainment)
+
+    def late_value_ms(self, online: OnlineReport, samples: LatencySamples | None) -> float | None:
+        """The figure that is bounded, failed requests being infinitely late; so is it where some failed and there are
+        no ``samples``. None where no request was answered."""
+        value = self.value_ms(online)
+        if value is None or not online.errors:
+            return value
+        return math.inf if samples is None else self._with_failed_ms(online, samples)
 
     def bound_ms(self, baseline: OnlineReport | None) -> float | None:
         """None for a relative SLO without a baseline, or where the baseline has no figure."""
@@ -65,16 +69,24 @@ class Slo:
             return False
         return value_ms < bound_ms if self.strict else value_ms <= bound_ms
 
-    def _with_failed_ms(self, ordered: Sequence[float], num_failed: float) -> float:
-        """The figure of sorted samples and of so many infinite ones."""
+    def _with_failed_ms(self, online: OnlineReport, samples: LatencySamples) -> float:
+        """The figure of the samples and of the infinite ones."""
         if self.statistic not in SHARES:
             return math.inf
+        ordered, num_failed = self._ordered(online, samples)
         last, position = len(ordered) - 1, (len(ordered) + num_failed - 1) * SHARES[self.statistic]
         return math.inf if position > last else percentile(ordered, position / max(last, 1))
 
-    def _attainment(self, ordered: Sequence[float], num_failed: float, bound: float) -> float:
+    def _attainment(self, online: OnlineReport, samples: LatencySamples, bound: float) -> float:
+        ordered, num_failed = self._ordered(online, samples)
         within = bisect_left(ordered, bound) if self.strict else bisect_right(ordered, bound)
         return within / (len(ordered) + num_failed)
+
+    def _ordered(self, online: OnlineReport, samples: LatencySamples) -> tuple[Sequence[float], float]:
+        """The samples, sorted, and how many infinite ones come after them: as many for a failed request as an answered
+        one has in the mean."""
+        ordered = sorted(getattr(samples, self.metric))
+        return ordered, online.errors * len(ordered) / online.completed
 
 
 def parse_slos(text: str) -> list[Slo]:

@@ -11,6 +11,7 @@ from services.profiler.settings import ProfilerSettings, start_budget_ms
 from services.profiler.slo.feedback import BudgetFeedback, Target
 from services.profiler.slo.job import SloJob
 from services.profiler.slo.online_watch import OnlineWatch
+from services.profiler.slo.search import why_missed
 from services.profiler.slo.workload import Workload, drift, model_drift
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.executors import ExecutorInfo
@@ -201,21 +202,18 @@ class SloKeeper:
 
 def why_unreachable(record: SloProfileRecord) -> str:
     """Which SLOs no budget keeps, and the best that can be promised."""
-    broken = [verdict for verdict in record.best if not verdict.met]
-    if broken:
-        return "not kept even without offline work: " + ", ".join(map(_shown, broken))
+    if not record.reachable:
+        return f"not kept even without offline work: {why_missed(record.trials[0])}"
     least = min((trial for trial in record.trials if trial.value > 0), key=lambda trial: trial.value)
-    return "not kept with any offline work: " + ", ".join(_shown(each) for each in least.verdicts if not each.met)
-
-
-def _shown(verdict: SloVerdict) -> str:
-    if verdict.value_ms is None:
-        return f"{verdict.expr} (nothing to measure)"
-    return f"{verdict.expr} (at best {verdict.value_ms:.4g} ms)"
+    return f"not kept with any offline work: {why_missed(least)}"
 
 
 def rename(record: SloProfileRecord, slos: Sequence[Slo]) -> SloProfileRecord:
     """A record of the same SLOs in another spelling and order, in ours."""
     spelled = {plain_spelling(slo.expr): slo.expr for slo in slos}
-    best = [msgspec.structs.replace(v, expr=spelled[plain_spelling(v.expr)]) for v in record.best]
-    return msgspec.structs.replace(record, slos=[slo.expr for slo in slos], best=best)
+
+    def renamed(verdicts: Sequence[SloVerdict]) -> list[SloVerdict]:
+        return [msgspec.structs.replace(v, expr=spelled[plain_spelling(v.expr)]) for v in verdicts]
+
+    trials = [msgspec.structs.replace(trial, verdicts=renamed(trial.verdicts)) for trial in record.trials]
+    return msgspec.structs.replace(record, slos=[slo.expr for slo in slos], best=renamed(record.best), trials=trials)

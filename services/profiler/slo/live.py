@@ -10,6 +10,7 @@ from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
 from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import Replay, ReplayPlan
+from loadgen.report.outcome import TOGETHER
 from services.profiler.slo.holds import RENEW_S
 from services.profiler.slo.search import ONLINE_ONLY, SloSearch, Span, TrialOutcome
 from shared.bus import Bucket, Bus
@@ -41,10 +42,11 @@ class LiveTrials:
     plan: ReplayPlan
     info: ExecutorInfo
     progress: ReplayProgress
+    notes: list[str] = field(init=False, default_factory=list)  # what online requests failed of, by run
     _longest_ms: float = field(init=False, default=0.0)  # predicted for any step since it was set to 0
     _unbounded: tuple[float, TrialOutcome] | None = field(init=False, default=None)  # the span's run, from where on
     _adopted: bool = field(init=False, default=False)
-    _idle_budget_ms: float = field(init=False, default=0.0)
+    _idle_budget_ms: float = field(init=False)
     _budgets: Bucket[BudgetRecord] = field(init=False)
     _before: BudgetRecord | None = field(init=False, default=None)
     _held: tuple[BudgetRecord, int] | None = field(init=False, default=None)  # with its revision
@@ -54,6 +56,7 @@ class LiveTrials:
         if not self.plan.requests or not self.plan.prompts:
             raise WorkloadError("a search is about online requests beside offline ones: give --online and --offline")
         self.plan = replace(self.plan, mark_offline=True)
+        self._idle_budget_ms = self.info.strategy.idle_budget_ms
         self._tuned = asyncio.Event()
         self._tuning = Tuning(self.bus, self._tuned.set)
 
@@ -66,7 +69,8 @@ class LiveTrials:
             if before is not None and before.source is BudgetSource.PROFILING:
                 before = before.before  # of a search that is gone
             self._before = before
-            self._idle_budget_ms = before.idle_budget_ms if before is not None else 0.0
+            if before is not None:
+                self._idle_budget_ms = before.idle_budget_ms
         following = asyncio.create_task(self._tuning.run(), name="tuning")
         renewing = asyncio.create_task(self._renew(), name="renewing the budget")
         samples = await self.bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample)
@@ -123,11 +127,9 @@ class LiveTrials:
         plan = self.plan if budget_ms != ONLINE_ONLY else replace(self.plan, prompts=())
         runner = Replay(plan, self.client, RenamedProgress(self.progress, lambda _: name))
         await runner.prepare_and_run()
+        self.notes += [f"{name}: {failure}" for failure in runner.online_failures()]
         await self._require_unchanged(budget_ms)
-        report = runner.report(partial=False)
-        if report.online is None:
-            raise ServerError(f"{self.client.url} answered no online request")
-        return TrialOutcome(report.online, report.offline)
+        return TrialOutcome.of(runner.outcomes()[TOGETHER])
 
     async def _renew(self) -> None:
         """So that the profiler knows that this search is there: see ``LiveHolds``."""
@@ -154,11 +156,9 @@ class LiveTrials:
             )
 
     async def _set(self, budget_ms: float, source: BudgetSource) -> None:
-        """A budget that lets no offline work in holds for steps without online requests too."""
         profile_key = self.info.profile_key
-        idle_budget_ms = self._idle_budget_ms if budget_ms != ONLINE_ONLY else 0.0
         before = self._before if source is BudgetSource.PROFILING else None
-        budget = BudgetRecord(profile_key, budget_ms, source, idle_budget_ms, before=before)
+        budget = BudgetRecord(profile_key, budget_ms, source, self._idle_budget_ms, before=before)
         async with self._setting:
             revision = await self._budgets.put(profile_key, budget)
             self._held = (budget, revision) if source is BudgetSource.PROFILING else None
@@ -175,8 +175,8 @@ class LiveTrials:
 
 
 async def search_live(search: SloSearch, trials: LiveTrials) -> None:
-    """To the end, and the stack keeps what was found: where nothing was, no offline work is let in. Where it is
-    interrupted, the stack has its old budget and ``search`` holds what is known so far."""
+    """To the end, and the stack keeps what was found: where nothing was, no offline work runs beside online requests.
+    Where it is interrupted, the stack has its old budget and ``search`` holds what is known so far."""
     async with trials.holding_budget():
         search.tell(ONLINE_ONLY, await trials.run(ONLINE_ONLY))
         if search.reachable:

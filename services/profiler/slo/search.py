@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from loadgen.report.metrics import LatencySamples
+from loadgen.report.outcome import PhaseOutcome
 from loadgen.report.report import OfflineReport, OnlineReport
 from loadgen.report.slo import Slo
 from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts
@@ -26,13 +28,23 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """One test run. It does not depend on any SLO, so that any set of SLOs may judge it."""
+    """One test run. It does not depend on any SLO, so that any set of SLOs may judge it. ``samples``: of its online
+    latencies, where some of its requests failed: without them such a run keeps no SLO."""
 
     online: OnlineReport
     offline: OfflineReport | None  # None where there was no offline work
+    samples: LatencySamples | None = None
+
+    @classmethod
+    def of(cls, phase: PhaseOutcome) -> TrialOutcome:
+        """What a phase with online requests measured."""
+        assert phase.online is not None
+        samples = LatencySamples.of(phase.records) if phase.online.errors else None
+        return cls(phase.online, phase.offline, samples)
 
     def judge(self, value: float, slos: Sequence[Slo], online_only: TrialOutcome) -> Trial:
-        """``value``: the knob's; ``online_only``: the run without offline work, perhaps this one, to compare with."""
+        """``value``: the knob's; ``online_only``: the run without offline work, perhaps this one, to compare with.
+        Failed requests are infinitely late, as in a replay's report, and no more may fail than without offline work."""
         verdicts = [self._verdict(slo, online_only.online) for slo in slos]
         offline = self.offline
         return Trial(
@@ -48,8 +60,23 @@ class TrialOutcome:
         )
 
     def _verdict(self, slo: Slo, online_only: OnlineReport) -> SloVerdict:
-        bound_ms, value_ms = slo.bound_ms(online_only), slo.value_ms(self.online)
-        return SloVerdict(slo.expr, bound_ms, value_ms, slo.is_met(value_ms, bound_ms))
+        bound_ms, value_ms = slo.bound_ms(online_only), slo.late_value_ms(self.online, self.samples)
+        known_ms = None if value_ms == math.inf else value_ms
+        return SloVerdict(slo.expr, bound_ms, known_ms, slo.is_met(value_ms, bound_ms))
+
+
+def why_missed(trial: Trial) -> str:
+    """Which SLOs a run did not keep, and the best that can be promised under its value; how many requests failed, where
+    that is why."""
+    missed = [_shown(verdict) for verdict in trial.verdicts if not verdict.met]
+    num_requests = trial.online_completed + trial.online_errors
+    failed = [f"{trial.online_errors} of {num_requests} online requests failed"] if trial.online_errors else []
+    return ", ".join(missed + failed)
+
+
+def _shown(verdict: SloVerdict) -> str:
+    best = "no figure" if verdict.value_ms is None else f"at best {verdict.value_ms:.4g} ms"
+    return f"{verdict.expr} ({best})"
 
 
 class SloSearch:

@@ -81,9 +81,7 @@ class SimulatedTrials:
             on_change=lambda phase: tell(phase, self.progress),
         )
         phase.run()
-        outcome = phase.outcome()
-        assert outcome.online is not None
-        return TrialOutcome(outcome.online, outcome.offline), phase
+        return TrialOutcome.of(phase.outcome()), phase
 
     def _name(self, value: float) -> str:
         if value == ONLINE_ONLY:

@@ -4,7 +4,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from services.profiler.slo.search import ONLINE_ONLY
+from services.profiler.slo.search import ONLINE_ONLY, why_missed
 from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial
 
 NAMES = {Knob.BUDGET_MS: "latency budget", Knob.OFFLINE_QPS: "offline rate"}
@@ -57,8 +57,7 @@ def answer(record: SloProfileRecord, partial: bool = False) -> str:
     if not record.trials:
         return "stopped before anything was measured"
     if not record.reachable:
-        missed = "; ".join(_missed(verdict) for verdict in record.best if not verdict.met)
-        return f"cannot be kept even without offline work: {missed}"
+        return f"cannot be kept even without offline work: {why_missed(record.trials[0])}"
     so_far = " so far" if partial else ""
     if record.value is None:
         return f"no {name} that lets offline work in kept the SLOs{so_far}; without offline work they are kept"
@@ -69,11 +68,6 @@ def answer(record: SloProfileRecord, partial: bool = False) -> str:
 
 def _lengths(input_mean: float, output_mean: float) -> str:
     return f" ({input_mean:.0f} tokens in, {output_mean:.0f} out)"
-
-
-def _missed(verdict: SloVerdict) -> str:
-    best = "nothing could be measured" if verdict.value_ms is None else f"the best is {_number(verdict.value_ms)} ms"
-    return f"{verdict.expr} ({best})"
 
 
 def _verdict(verdict: SloVerdict) -> str:

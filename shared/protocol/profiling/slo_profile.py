@@ -17,7 +17,8 @@ class Knob(enum.StrEnum):
 
 
 class SloVerdict(msgspec.Struct, frozen=True):
-    """One SLO in one test run. Milliseconds; None where there was nothing to measure or to compare with."""
+    """One SLO in one test run. Milliseconds; None where there was nothing to measure or to compare with, and for a
+    value that failed requests make infinite."""
 
     expr: str  # as it was given: "tbt_mean<=1.05x"
     bound_ms: float | None

@@ -2,14 +2,17 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.report.slo import Slo, parse_slo
+from services.profiler.slo.keeper import why_unreachable
 from services.profiler.slo.search import EXTRA_RUNS, LOOK_BEYOND, Grid, SloSearch, Span, TrialOutcome
 from services.profiler.slo.simulated import knob_of, search_slos
+from services.profiler.slo.table import answer
 from shared.protocol.profiling.slo_profile import Knob, WorkloadFacts
 from shared.scheduling.strategy import PRESETS
 from tests.services.profiler.slo_outcomes import FunctionTrials, make_outcome
@@ -111,8 +114,41 @@ def test_reachable_only_without_offline_work() -> None:
 
 def test_more_errors_than_alone_keep_no_slo() -> None:
     trials = FunctionTrials(lambda value: make_outcome(10, errors=2 + (value > 100)), SPAN)
-    search = search_slos(trials, slos("tbt_mean<=20ms"))
+    search = search_slos(trials, slos("tbt_p50<=20ms"))
     assert search.value is not None and 100 / 1.05 <= search.value <= 100
+
+
+@pytest.mark.parametrize("expr", ["tbt_mean<=20ms", "tbt_p99<=20ms", "tbt_mean<=1.5x", "tbt_p99<=1.5x"])
+def test_what_fails_without_offline_work_is_infinitely_late(expr: str) -> None:
+    trials = FunctionTrials(lambda value: make_outcome(10, errors=2), SPAN)
+    search = search_slos(trials, slos("tbt_p50<=1s", expr))
+    assert trials.ran == [0.0]
+    assert (search.reachable, search.value) == (False, None)
+    assert [(verdict.value_ms, verdict.met) for verdict in search.best] == [(10.0, True), (None, False)]
+    record = search.record("key", WorkloadFacts("trace.csv", 100, 60.0, 10.0, 10.0), "simulator", 1.0)
+    why = f"{expr} (no figure), 2 of 100 online requests failed"
+    assert answer(record) == f"cannot be kept even without offline work: {why}"
+    assert why_unreachable(record) == f"not kept even without offline work: {why}"
+
+
+def test_as_many_failures_as_a_percentile_leaves_out_keep_it() -> None:
+    trials = FunctionTrials(lambda value: make_outcome(10 + value, errors=1, num_requests=1000), SPAN)
+    search = search_slos(trials, slos("tbt_p99<=60ms"))
+    assert search.value is not None and 50 / 1.05 <= search.value <= 50
+
+
+def test_failures_without_samples_keep_nothing() -> None:
+    """Of a report that tells percentiles, and nothing of what is behind them."""
+    outcome = replace(make_outcome(10, errors=1, num_requests=1000), samples=None)
+    assert not outcome.judge(0.0, slos("tbt_p99<=60ms"), outcome).met
+
+
+def test_only_failures_beside_offline_work_are_told() -> None:
+    trials = FunctionTrials(lambda value: make_outcome(10, errors=int(value > 0)), SPAN)
+    search = search_slos(trials, slos("tbt_p50<=20ms"))
+    record = search.record("key", WorkloadFacts("trace.csv", 100, 60.0, 10.0, 10.0), "simulator", 1.0)
+    assert (record.reachable, record.value) == (True, None)
+    assert why_unreachable(record) == "not kept with any offline work: 1 of 100 online requests failed"
 
 
 def test_searches_share_the_runs_of_a_workload() -> None:

@@ -92,6 +92,8 @@ async def profile_live(
             with trial_progress_on(console, is_shown(searching.progress)) as progress:
                 trials = LiveTrials(bus, client, plan, info, progress)
                 stopped_by = await run_until_signalled(search_live(search, trials))
+            for note in trials.notes:
+                console.print(f"note: {note}", markup=False)
         return await _record(bus, search, plan, info, is_whole=stopped_by is None), stopped_by
 
 
