@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 from hypothesis import Phase, given, settings
-from nats.js.api import StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
 from shared.bus import Bus
 from shared.bus.pulls import BEAT_S, FETCH_WAIT_S, LATE_S, NEXT_API
@@ -259,8 +259,9 @@ async def test_who_follows_reads_again_what_is_left_of_a_store(server: MemorySer
 @in_virtual_time
 async def test_nothing_is_left_of_readers_that_are_gone(server: MemoryServer, one: Bus, two: Bus) -> None:
     await one._js.add_stream(StreamConfig(name="TEST", subjects=["test.>"], max_msgs=50))
-    for _ in range(5):
-        assert [raw async for raw in one.read_raw("TEST", "test.>")] == []
+    assert [raw async for raw in one.read_raw("TEST", "test.>")] == []
+    for _ in range(5):  # of readers that were killed
+        await one._js.add_consumer("TEST", ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=30.0))
     stream = server.jetstream.streams["TEST"]
     assert len(stream.consumers) == 5
     for number in range(3000):
