@@ -119,7 +119,8 @@ class ExecutorService(Service):
         self._executors: Bucket[ExecutorInfo]
 
     async def start(self) -> None:
-        """Listen, then register: whoever sees the registration can be served. Raises LeaseHeldError where another
+        """Listen, then register: whoever sees the registration can be served. A bus that goes away meanwhile is waited
+        for: an engine that is loaded is worth more than a start that is soon over. Raises LeaseHeldError where another
         process has this id."""
         await self._lease.take(self._refuse)
         await self._bus.ensure_streams()
@@ -132,14 +133,14 @@ class ExecutorService(Service):
         await self._bus.serve(subjects.executor_alive(executor_id), object, self._on_alive)
         await self._bus.serve(subjects.role(executor_id), SetRole, self._on_role)
         await self._join_pool()
-        await self._bus.flush()
+        await self._bus.through_reconnects(self._bus.flush)
         self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
-        await self._register()
+        await self._bus.through_reconnects(self._register)
 
     async def run(self) -> None:
         """Steps, heartbeats and results, until cancelled; what is here may end first, where the settings give it time.
-        Raises EngineLostError where no step can be run any more, and LeaseLostError where another process has its id by
-        now."""
+        Raises EngineLostError where no step can be run any more, and LeaseLostError where the id is not its own any
+        more."""
         gateways = gateway_probe(self._bus, self._gateways, self._abandon, self._held, self._loop.abort)
         loops = (
             *(self._lease.keep(), self._loop.run(), self._loop.watch(), self._beat(), self._results.run()),

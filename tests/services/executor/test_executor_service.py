@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from services.executor import results
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService, executor_info
 from services.executor.settings import ExecutorSettings
-from shared.bus import Bus
+from shared.bus import Bus, connection
 from shared.clock import SystemClock
 from shared.errors import ConfigError, ModelError
 from shared.protocol import subjects
@@ -37,6 +38,7 @@ from shared.settings import config
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.live_gateway import GATEWAY, be_there
 from tests.services.profiler.profiling import until
+from tests.shared.bus.servers import running
 
 WORK = subjects.of_model("smollm2-135m-instruct")  # by the settings' default
 
@@ -102,6 +104,45 @@ async def executor(
     await asyncio.wait((running,))
     await service.stop()
     await own_bus.close()
+
+
+async def test_a_bus_that_goes_away_in_its_first_moments_is_waited_for(
+    tmp_path: Path,
+    model_folder: Path,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An engine that took minutes to load is not thrown away for it."""
+    monkeypatch.setattr(connection, "OPERATION_TIMEOUT_S", 0.3)
+    caplog.set_level(logging.INFO, connection.logger.name)
+    heartbeats: asyncio.Queue[Heartbeat] = asyncio.Queue()
+    with running("nats-server", tmp_path / "nats") as server:
+        own_bus = await Bus.connect(server.url, "executor-0")
+        await own_bus.subscribe(subjects.heartbeat("executor-0"), Heartbeat, heartbeats.put)
+        settings = ExecutorSettings(model_path=str(model_folder), engine="sim", kv_blocks=256)
+        service = make_service(own_bus, settings, tokenizer)
+
+        async def away_for_the_first_of(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            """Until what it asked for has failed once."""
+            server.kill()
+            await until(lambda: not own_bus.is_connected)
+            caplog.clear()
+            task = asyncio.create_task(work)
+            await until(lambda: any(each.message.startswith("tried again") for each in caplog.records))
+            server.start()
+            return task
+
+        await asyncio.wait_for(await away_for_the_first_of(service.start()), 20)
+        serving = await away_for_the_first_of(service.run())
+        heartbeat = await asyncio.wait_for(heartbeats.get(), 20)
+        assert heartbeat.info == service.info and not serving.done()
+        executors = await own_bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        assert (await executors.get("executor-0")).value == service.info
+        serving.cancel()
+        await asyncio.wait((serving,))
+        await service.stop()
+        await own_bus.close()
 
 
 def make_request(request_id: str, kind: Kind = Kind.ONLINE, max_tokens: int = 10) -> GenerateRequest:
