@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
-from services.offline_queue.batches.lines import LineSpool, line_of
+from services.offline_queue.batches.lines import BatchLine, LineSpool, line_of
 from services.offline_queue.batches.progress import add_to, is_completed
 from services.offline_queue.batches.records import ENDING, BatchCounts, Change, ended
 from services.offline_queue.batches.results import ResultWriter, unreadable_result
@@ -48,9 +48,12 @@ class BatchOutputs:
         self._output, self._errors = map(tools.objects.growing, file_names(record.id))
 
     @classmethod
-    async def open(cls, tools: BatchTools, record: BatchRecord) -> BatchOutputs:
-        """As an earlier process left them, or empty. Raises NotFoundOnBusError and BusError."""
-        outputs = cls(tools, record, await LineSpool.read(tools.objects, record.id))
+    async def open(
+        cls, tools: BatchTools, record: BatchRecord, tell: Callable[[BatchLine], None] = lambda line: None
+    ) -> BatchOutputs:
+        """As an earlier process left them, or empty; ``tell`` is told each line of the batch. Raises NotFoundOnBusError
+        and BusError."""
+        outputs = cls(tools, record, await LineSpool.read(tools.objects, record.id, tell))
         try:
             await outputs.recover()
         except BaseException:

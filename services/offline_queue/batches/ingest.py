@@ -55,7 +55,8 @@ class BatchIngestion:
         await tools.clear(record.id)
         with temporary_file() as lines:
             try:
-                await self._read(lines)
+                async with tools.places:
+                    await self._read(lines)
             except NotFoundOnBusError:
                 message = f"The input file {record.input_file_id} does not exist; was it deleted?"
                 self.errors.append(LineError("input_file_not_found", message, param="input_file_id"))

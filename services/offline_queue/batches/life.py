@@ -1,13 +1,14 @@
 """One batch from its record to its end."""
 
 import asyncio
+import errno
 import logging
 
 from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.feed import BatchFeed
 from services.offline_queue.batches.files import BatchOutputs, file_names
 from services.offline_queue.batches.ingest import BatchIngestion, store_again
-from services.offline_queue.batches.lines import line_of, read_lines
+from services.offline_queue.batches.lines import line_of
 from services.offline_queue.batches.progress import BatchProgress
 from services.offline_queue.batches.records import Change
 from services.offline_queue.batches.results import out_of_budget, unreadable_failure, unreadable_result
@@ -30,6 +31,7 @@ RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
 GROUP_DELETES = 256
 GROUP_RESULTS = 256
 AT_WORK = ("in_progress", "finalizing")  # finalizing: to see whether it still has every result
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or this user's part of it: for temporary files there may be room again
 LOST_WITH_INPUT = "the store has lost the request, and its input file is deleted"
 
 
@@ -38,7 +40,7 @@ class BatchLife:
     process or the next, goes on where the old one ended, and repeating a step that was cut short changes nothing."""
 
     def __init__(self, tools: BatchTools, record: BatchRecord) -> None:
-        self.record = record
+        self.record: BatchRecord
         self.progress: BatchProgress | None = None  # from admission on
         self.is_clearing = False  # what comes into the stream from here on, nobody needs, and no purge may see
         self._tools = tools
@@ -54,7 +56,7 @@ class BatchLife:
         self._is_cancelled = False
         self._is_out_of_budget = False
         self._queued_tokens = record.queued_tokens  # as long as there is no progress
-        self.notice(record)
+        self._know(record)
 
     @property
     def queued_tokens(self) -> int:
@@ -105,8 +107,8 @@ class BatchLife:
         return self.progress is not None and not self._over.is_set() and self.progress.is_open(line)
 
     async def run(self) -> None:
-        """To the end, or to a BusError; ``restart`` is next. What else goes wrong fails the batch. Raises
-        NotFoundOnBusError where the record is gone."""
+        """To the end, or to a BusError, or the OSError of a full disk; ``restart`` is next. What else goes wrong fails
+        the batch. Raises NotFoundOnBusError where the record is gone."""
         try:
             if self.record.status == "validating":
                 await self._ingest()
@@ -121,15 +123,22 @@ class BatchLife:
         except BusError:
             raise
         except Exception as error:  # the other batches go on
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
             logger.exception("batch cannot go on", extra={"batch_id": self.record.id})
             await self._fail(f"The server cannot go on with this batch: {error}")
 
     async def restart(self) -> None:
-        """After a BusError, before ``run`` is called again: forget all that the bus knows better. Raises BusError."""
+        """After such an error, before ``run`` is called again: forget all the bus knows better. Raises BusError, as
+        NotFoundOnBusError where the record is gone."""
         self._forget()
         if not self._is_cancelled:
             self._over.clear()
-        await self._reload()
+        try:
+            await self._reload()
+        except NotFoundOnBusError:  # nobody asks for what it had in the pool
+            self._discard_held()
+            raise
 
     async def admit(self) -> None:
         """Learn what is done, and hand the rest to the pool, as far as there is room. Does nothing for a batch that
@@ -139,10 +148,8 @@ class BatchLife:
         bus, of_model, batch_id = self._tools.bus, self._tools.of_model, self.record.id
         progress = BatchProgress(batch_id)
         try:
-            async for line in read_lines(self._tools.objects, batch_id):
-                progress.add_line(line)
+            self._outputs = await BatchOutputs.open(self._tools, self.record, progress.add_line)
             self.progress = progress  # before the results are read: the next one may come to add_result first
-            self._outputs = await BatchOutputs.open(self._tools, self.record)
             self._feed = BatchFeed(self._tools, progress, self.give_up)
             results = of_model.batch_results(batch_id), OfflineResult, unreadable_result
             async for result in bus.read(subjects.RESULTS_STREAM, *results):
@@ -172,7 +179,7 @@ class BatchLife:
             await ingested.run()
         except NotFoundOnBusError:
             raise
-        except BusError:
+        except (BusError, OSError):
             if self._is_cancelled or not self._is_expired():
                 raise
             await self._edit(batch_records.expired(self._now_s()))
@@ -321,14 +328,21 @@ class BatchLife:
     async def _reload(self) -> None:
         entry = await self._tools.batches.get(self.record.id)
         assert entry.value is not None
-        self.record = entry.value
-        self.notice(self.record)
+        self._know(entry.value)
 
     async def _edit(self, change: Change) -> None:
         today = day_of(self._tools.clock.unix_s())
-        self.record = await self._tools.batches.edit(self.record.id, batch_records.counted(change, today))
+        self._know(await self._tools.batches.edit(self.record.id, batch_records.counted(change, today)))
         self._tools.spending.note(self.record)
-        self.notice(self.record)
+
+    def _know(self, record: BatchRecord) -> None:
+        """As it was read or written last."""
+        self.record = record
+        if record.status == "in_progress":
+            self._tools.at_work[record.id] = None
+        else:
+            self._tools.at_work.pop(record.id, None)
+        self.notice(record)
 
     def _discard_held(self) -> None:
         self._tools.pool.discard(list(self._held_before))

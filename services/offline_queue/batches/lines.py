@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import IO
 
 import msgspec
@@ -88,10 +88,11 @@ class LineSpool:
         self._size = 0
 
     @classmethod
-    async def read(cls, objects: Objects, batch_id: str) -> LineSpool:
-        """All lines of the batch. Raises NotFoundOnBusError and BusError."""
+    async def read(cls, objects: Objects, batch_id: str, tell: Callable[[BatchLine], None]) -> LineSpool:
+        """All lines of the batch; ``tell`` is told each. Raises NotFoundOnBusError and BusError."""
         spool, group = cls(), []
         async for line in read_lines(objects, batch_id):
+            tell(line)
             group.append(line)
             if len(group) == GROUP_LINES:
                 await asyncio.to_thread(spool.add, group)

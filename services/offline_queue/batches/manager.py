@@ -167,8 +167,7 @@ class BatchManager:
         )
 
     def _room(self) -> int:
-        at_work = sum(life.record.status == "in_progress" for life in self._lives.values())
-        return self._pool_bytes // max(1, at_work)
+        return self._pool_bytes // max(1, len(self.tools.at_work))
 
     def _queued_tokens(self, owner: str) -> int:
         own = sum(life.queued_tokens for life in self._lives.values() if life.record.owner == owner)
@@ -198,7 +197,8 @@ class BatchManager:
                 group.create_task(self._live(life))
 
     async def _live(self, life: BatchLife) -> None:
-        """A batch whose step failed on the bus tries again from what the bus holds; the others go on meanwhile."""
+        """A batch whose step failed on the bus, or on a disk, tries again from what the bus holds; the others go on
+        meanwhile."""
         batch_id, failed, delay_s = life.record.id, False, RETRY_S
         try:
             while True:
@@ -210,13 +210,15 @@ class BatchManager:
                 except NotFoundOnBusError as error:
                     logger.warning("batch is gone", extra={"batch_id": batch_id, "missing": str(error)})
                     return None
-                except BusError as error:
-                    logger.warning("batch waits for the bus", extra={"batch_id": batch_id, "why": str(error)})
+                except (BusError, OSError) as error:
+                    where = "bus" if isinstance(error, BusError) else "disk"
+                    logger.warning(f"batch waits for the {where}", extra={"batch_id": batch_id, "why": str(error)})
                     failed = True
                     await self._bus.wait_reconnected(generation, delay_s)
                     delay_s = min(2 * delay_s, MAX_RETRY_S)
         finally:
             del self._lives[batch_id]
+            self.tools.at_work.pop(batch_id, None)
 
     async def _follow(
         self,

@@ -15,10 +15,13 @@ from shared.protocol.subjects import ModelSubjects
 from shared.replica.offline_pool import OfflinePool
 from shared.text.tokenizer import Tokenizer
 
+MOST_READ = 256  # input files at a time; the bus has 1,000 places for readers of all processes (shared/bus/pulls.py)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchTools:
-    """``reading``: batches take turns by the group of lines that they read, first come, first served."""
+    """``at_work``: batches whose lines may be in the pool, by id. ``reading``: batches take turns by the group of lines
+    that they read, first come, first served; ``places``: so many of them, since each keeps a reader of the bus."""
 
     bus: Bus
     of_model: ModelSubjects
@@ -34,7 +37,9 @@ class BatchTools:
     files: Bucket[FileRecord]
     objects: Objects
     spending: BatchSpending
+    at_work: dict[str, None] = field(default_factory=dict)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_READ))
 
     def stored(self, batch_id: str) -> tuple[tuple[str, str], ...]:
         """The streams, and by which subjects they have what a batch has there; ``*``: of all batches."""

@@ -6,23 +6,28 @@ import contextlib
 import random
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from nats.js.api import Header
 
 from services.local.stack.machine import free_port
+from services.offline_queue.batches import ingest
+from services.offline_queue.batches import lines as batch_lines
 from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bus
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
+from shared.errors import NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.offline.batches import BatchRecord
 from shared.protocol.offline.requests import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from tests.conftest import nats_server_binary, wait_for_port
 from tests.services.offline_queue.batch_desk import (
+    ENDLESS,
     MODEL,
     TIMEOUT_S,
     TOKENIZER,
@@ -33,16 +38,14 @@ from tests.services.offline_queue.batch_desk import (
     answer_text,
     chat_line,
 )
+from tests.shared.bus.servers import until
+
+FULL_DISK = Path("/dev/full")
 
 
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
-
-
-@pytest.fixture
-async def desk(nats_url: str, bus: Bus, clock: ManualClock) -> Desk:
-    return await Desk.open(nats_url, bus, clock)
 
 
 async def assert_complete(desk: Desk, record: BatchRecord, ids: list[str]) -> None:
@@ -254,6 +257,21 @@ async def test_expired_while_nobody_was_there(desk: Desk, clock: ManualClock) ->
     assert set(await desk.results(record)) == set("0123")
 
 
+async def test_a_record_that_is_lost_while_its_batch_waits_for_the_bus(desk: Desk, clock: ManualClock) -> None:
+    """What it had in the pool does not run on."""
+    batch_id = await desk.submit([chat_line("a")])
+    async with desk.running(permits=0):
+        await desk.until_status(batch_id, "in_progress")
+    pool = StoringPool(desk.bus, permits=0)
+    manager = BatchManager(desk.bus, MODEL.name, TOKENIZER, MODEL, pool, clock)
+    await manager.start()
+    assert len(pool.waiting) == 1
+    await desk.batches.delete(batch_id)
+    with pytest.raises(NotFoundOnBusError):
+        await manager._lives[batch_id].restart()
+    assert not pool.waiting
+
+
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
 async def test_ended_while_a_batch_waited_for_the_bus(desk: Desk, clock: ManualClock, end: str) -> None:
     """What it had in the pool before does not run on."""
@@ -273,6 +291,26 @@ async def test_ended_while_a_batch_waited_for_the_bus(desk: Desk, clock: ManualC
     await life.run()
     assert not pool.waiting
     assert (life.record.status, life.record.cleared, life.record.request_counts.left) == (end, True, 4)
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="only Linux has a device that is always full")
+async def test_a_full_disk_under_temporary_files_is_waited_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the batch is read in, and when it is taken up again."""
+    ids = [str(number) for number in range(70)]
+    batch_id = await desk.submit([chat_line(each) for each in ids])
+    for permits, status in ((5, "in_progress"), (ENDLESS, "completed")):
+        caplog.clear()
+        with monkeypatch.context() as full:
+            full.setattr(ingest, "temporary_file", partial(FULL_DISK.open, "wb", buffering=0))
+            full.setattr(batch_lines, "temporary_file", partial(FULL_DISK.open, "wb", buffering=0))
+            running = desk.running(permits)
+            await running.__aenter__()
+            await until(lambda: "batch waits for the disk" in caplog.messages)
+        record = await desk.until_status(batch_id, status)
+        await running.__aexit__(None, None, None)
+    assert record.request_counts.completed == len(ids)
 
 
 async def test_an_input_file_that_is_deleted_too_early_or_late(desk: Desk) -> None:
