@@ -20,10 +20,9 @@ logger = logging.getLogger(__name__)
 REQUEST_ID_HEADER = b"x-request-id"
 TRACEPARENT_HEADER = b"traceparent"  # W3C's
 UNAUTHORIZED = 401
+PROBES = ("/health", "/ping", "/ready")  # their 503 is the answer to what was asked, and no error
 WATCHING = (
-    "/health",
-    "/ping",
-    "/ready",
+    *PROBES,
     "/version",
     "/docs",
     "/metrics",
@@ -49,7 +48,8 @@ class HttpMetrics:
 
     def answered(self, method: str, route: str, status: int, refused: str | None, key_name: str = "") -> None:
         """``refused``: why it was not served, where it was valid; ``key_name``: of a known key."""
-        self.tally.answered(self._clock.monotonic_s(), status, refused)
+        if route not in PROBES:
+            self.tally.answered(self._clock.monotonic_s(), status, refused)
         if route != "/" and not route.startswith(WATCHING):
             self.keys.answered(key_name, status, refused)
         self._requests.add(1, {"method": method, "route": route, "status": status})
