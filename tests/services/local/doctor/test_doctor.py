@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -53,6 +54,16 @@ def test_a_machine_that_runs_these_tests_can_run_a_stack(folder: Path, model_fol
     }
     assert states["model"] == states["nats"] == states["packages"] == "ok"
     assert not (folder / ".slackwater").exists()
+
+
+def test_what_several_executors_would_run_on_is_told_of_each(folder: Path) -> None:
+    assert "3: a simulated GPU each" in doctor("--engine", "sim", "--executors", "3")[1]
+    assert "2: 3 CPU threads each" in doctor("--executors", "2", "--threads", "3", CUDA_VISIBLE_DEVICES="")[1]
+    (folder / "slackwater.toml").write_text(
+        f'[[models]]\nmodel = "{DEFAULT_MODEL}"\nname = "large"\nengine = "sim"\n'
+        f'[[models]]\nmodel = "{DEFAULT_MODEL}"\nname = "small"\nthreads = 1\n'
+    )
+    assert "2: a simulated GPU, 1 CPU thread\n" in re.sub(" +\n", "\n", doctor(CUDA_VISIBLE_DEVICES="")[1])
 
 
 def test_what_would_stop_a_stack_is_told_with_a_remedy(folder: Path) -> None:
