@@ -92,8 +92,9 @@ class Supervisor:
     def on_crashed(self, keeper: Keeper, status: int | None, delay_s: float) -> None:
         """A Keeper's word. A service that cannot even start ends the whole stack."""
         self._write_stack()
-        how = f"could not be started ({keeper.last_words})"
-        ended = f"{keeper.name} {how if status is None else f'ended by itself ({describe_exit(status)})'}"
+        ended = f"{keeper.name} could not be started ({keeper.last_words})"
+        if status is not None:
+            ended = f"{keeper.name} ended by itself ({describe_exit(status)})"
         if not self._ready and keeper.backoff.failures >= MAX_FAILURES_BEFORE_READY:
             quoted = _quote(keeper.command, keeper.last_words)
             self._fail(StackError(f"{ended}, {keeper.backoff.failures} times in a row\n{quoted}"))
