@@ -85,6 +85,7 @@ class OfflineBatch:
         self._inputs_per_output = maker.inputs_per_output(prompts)
         self._tell = tell
         self._by_counter = by_counter
+        self._is_away = False
         self._created = self._first = self._last = _Progress(time.perf_counter())
 
     async def start(self) -> None:
@@ -180,10 +181,14 @@ class OfflineBatch:
     async def _try_poll(self) -> _Progress | None:
         """None when the server does not answer: it may be restarting."""
         try:
-            return await self._poll()
+            progress = await self._poll()
         except ServerError as error:
-            logger.warning("poll failed", extra={"error": str(error)})
+            if not self._is_away:
+                logger.warning("the server does not say how its batches are, and is asked until it does: %s", error)
+            self._is_away = True
             return None
+        self._is_away = False
+        return progress
 
     async def _poll(self) -> _Progress:
         for position, batch in enumerate(self.batches):
