@@ -14,7 +14,7 @@ import pytest
 from tests.fuzzing.raw_http import all_requests, request, spoiled
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
-NUM_AT_ONCE = 16
+NUM_AT_ONCE = 64  # of many the server waits a second for more
 GROWTH_BYTES = 48 * 1024**2
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
 FEW, MANY = 200, 5_000
