@@ -263,7 +263,7 @@ def test_a_tolerance_and_an_idle_budget_are_those_of_two_phase(
     least_ms = MODEL.predict_ms(BatchFeatures(0, 0, sum(online) + len(online), len(online)))
     most_ms = max(least_ms, pace.credit.budget_ms(ours.share)) if online else 80.0
     assert ours.latency_ms <= most_ms + 1e-6
-    if theirs.latency_ms < most_ms and len(theirs.entries) == len(held) + len(queue):
+    if theirs.latency_ms < most_ms and sum(tokens(theirs).values()) == len(held) + sum(prompts):
         assert tokens(ours) == tokens(theirs), "all of it fits"
 
 
