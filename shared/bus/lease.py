@@ -7,6 +7,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from shared.bus import Bucket, Bus, Entry
@@ -47,17 +48,20 @@ class Lease:
         raises comes out of here. Raises BusError where the bus is away at first."""
         await self._bus.serve(subjects.holder(self._own.holder_id), object, self._on_asked)
         self._bucket = await self._bus.bucket(subjects.LEASES_BUCKET, LeaseHolder)
-        revision, since_s, misses = None, 0.0, 0
+        known: Entry[LeaseHolder] | None = None
+        since_s, misses = 0.0, 0
         while self._revision is None:
             try:
-                found = await self._find()
-                now_s = self._clock.monotonic_s()
+                is_there, found = await self._look(known)
                 if found is None or found.value is None:
                     await self._write(None)
                     return
-                if found.revision != revision:
-                    revision, since_s, misses = found.revision, now_s, 0
-                is_there = await self._is_there(found.value)
+                now_s = self._clock.monotonic_s()
+                if known is None or found.revision != known.revision:
+                    since_s, misses = now_s, 0
+                is_other, known = known is None or found.value != known.value, found
+                if is_other:
+                    continue  # it is asked at once
                 misses = 0 if is_there is not False else misses + 1
                 if misses >= MISSES or now_s - since_s >= EXPIRY_S:
                     await self._write(found.revision)
@@ -67,7 +71,7 @@ class Lease:
                     on_held(found.value)
             except BusError as error:  # another one came first, or the bus is away
                 logger.info("lease not taken yet", extra={"lease": self._name, "why": str(error)})
-                revision = None
+                known = None
             check_cancelled()
             await asyncio.sleep(LOOK_S)
 
@@ -148,15 +152,22 @@ class Lease:
         except NotFoundOnBusError:
             return None
 
-    async def _is_there(self, holder: LeaseHolder) -> bool | None:
-        """None where it listens and does not answer in time."""
+    async def _look(self, known: Entry[LeaseHolder] | None) -> tuple[bool | None, Entry[LeaseHolder] | None]:
+        """(whether the known holder is there, what is held by now). None of the first: it listens and does not answer
+        in time, or none is known. A holder tells its revision, so that the bus need not be asked."""
+        if known is None or known.value is None:
+            return None, await self._find()
+        is_there: bool | None = True
         try:
-            await self._bus.request(subjects.holder(holder.holder_id), None, object, LOOK_S)
+            told = await self._bus.request(subjects.holder(known.value.holder_id), None, object, LOOK_S)
+            if isinstance(told, int):
+                return True, replace(known, revision=told)
         except NobodyListensError:
-            return False
+            is_there = False
         except BusError:
-            return None
-        return True
+            is_there = None
+        return is_there, await self._find()
 
-    async def _on_asked(self, _: object) -> str:
-        return self._own.holder_id
+    async def _on_asked(self, _: object) -> int | None:
+        """None where it does not hold it any more."""
+        return self._revision

@@ -3,11 +3,13 @@
 import asyncio
 
 import pytest
+from nats.aio.msg import Msg
 
 from shared.bus import Bus
 from shared.bus.lease import Lease
 from shared.clock import SystemClock
 from shared.errors import LeaseLostError
+from shared.protocol import subjects
 from shared.protocol.services import LeaseHolder
 from tests.shared.bus.servers import Server, until
 
@@ -39,6 +41,32 @@ async def test_who_dies_is_replaced(bus: Bus, nats_url: str) -> None:
     await gone.take(refuse)
     await other.close()
     await asyncio.wait_for(next_one.take(lambda _: None), 5)
+
+
+async def test_who_waits_asks_the_holder_and_not_the_bus(bus: Bus, nats_url: str) -> None:
+    num_answers, num_reads, has_waited = 0, 0, asyncio.Event()
+
+    async def on_read(_: Msg) -> None:
+        nonlocal num_reads
+        num_reads += 1
+
+    def on_held(_: LeaseHolder) -> None:
+        nonlocal num_answers
+        num_answers += 1
+        if num_answers == 4:
+            has_waited.set()
+
+    other = await Bus.connect(nats_url, "other")
+    await bus._client.subscribe(f"$JS.API.STREAM.MSG.GET.KV_{subjects.LEASES_BUCKET}", cb=on_read)
+    await bus.flush()
+    holder, waiter = Lease(bus, "test", SystemClock()), Lease(other, "test", SystemClock())
+    await holder.take(refuse)
+    waiting = asyncio.create_task(waiter.take(on_held))
+    await asyncio.wait_for(has_waited.wait(), 10)
+    assert num_reads == 2  # each has looked once
+    await holder.release()
+    await asyncio.wait_for(waiting, 5)
+    await other.close()
 
 
 @pytest.mark.slow
