@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 CANCEL_AGAIN_S = 0.1
@@ -19,15 +19,17 @@ def check_cancelled() -> None:
         raise asyncio.CancelledError
 
 
-@contextlib.contextmanager
-def keeping_cancellation() -> Iterator[None]:
+class keeping_cancellation:
     """Raises CancelledError where the current task is cancelled inside and what was awaited there has swallowed it. A
     task that was cancelled before may still do there what is to be done at its end."""
-    before = _num_cancelled()
-    try:
-        yield
-    finally:
-        if _num_cancelled() > before:
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = _num_cancelled()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if _num_cancelled() > self._before:
             raise asyncio.CancelledError
 
 

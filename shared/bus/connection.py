@@ -232,9 +232,8 @@ class Connection:
         while True:
             generation = self.reconnects
             doing = asyncio.ensure_future(work())
-            restored = asyncio.ensure_future(self.wait_reconnected(generation, timeout_s=None))
             try:
-                await asyncio.wait((doing, restored), return_when=asyncio.FIRST_COMPLETED)
+                await self._done_or_restored(doing)
                 if doing.done():
                     return doing.result()
             except BusError as error:
@@ -242,11 +241,17 @@ class Connection:
                 if has_held and not isinstance(error.__cause__, FencedError):
                     raise
                 logger.info("tried again, since the bus was away", extra={"why": str(error)})
-                await asyncio.wait((restored,), timeout=AGAIN_S)
+                await self.wait_reconnected(generation, AGAIN_S)
             finally:
                 await end(doing)
-                await end(restored)
             check_cancelled()
+
+    async def _done_or_restored(self, doing: asyncio.Future[Any]) -> None:
+        """Return when it is done, or the connection is restored."""
+        news = asyncio.Event()
+        doing.add_done_callback(lambda _: news.set())
+        with self.telling_reconnects(news.set):
+            await news.wait()
 
     @contextlib.contextmanager
     def telling_reconnects(self, tell: Callable[[], None]) -> Iterator[None]:
@@ -304,14 +309,18 @@ def _is_not_let_in(error: str) -> bool:
     return any(words in error.lower() for words in NOT_LET_IN)
 
 
-@contextlib.contextmanager
-def failing_as(doing: str) -> Iterator[None]:
+class failing_as(keeping_cancellation):
     """Raises BusError, with what was being done, for any failure of the bus inside; TooLargeForBusError for a message
     that it never takes. No cancellation is lost inside."""
-    try:
-        with keeping_cancellation():
-            yield
-    except nats.errors.MaxPayloadError as error:
-        raise TooLargeForBusError(f"{doing}: the message is over the bus's limit") from error
-    except FAILURES as error:
-        raise BusError(f"{doing}: {str(error) or repr(error)}") from error
+
+    __slots__ = ("_doing",)
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        super().__exit__(kind, error, traceback)
+        if isinstance(error, nats.errors.MaxPayloadError):
+            raise TooLargeForBusError(f"{self._doing}: the message is over the bus's limit") from error
+        if isinstance(error, FAILURES):
+            raise BusError(f"{self._doing}: {str(error) or repr(error)}") from error
