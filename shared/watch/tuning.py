@@ -28,6 +28,7 @@ class Tuning:
         self._on_change = on_change
         self._models: dict[str, LatencyModel] = {}
         self._budgets: dict[str, BudgetRecord] = {}
+        self._asked: tuple[ExecutorInfo, Role, Policy] | None = None  # for the policy last, since there was news
 
     def model(self, profile_key: str) -> LatencyModel:
         """A model that predicts nothing until one was fitted; ``budget_ms`` is None until then."""
@@ -45,8 +46,10 @@ class Tuning:
     def policy(self, info: ExecutorInfo, role: Role = Role.MIXED) -> Policy:
         """That of an executor's strategy, by what is known now; ``role``: what it acts as. A search that measures
         online requests alone keeps offline ones out of an idle executor too."""
-        policy = self._policy(info)
-        return policy if role is policy.role else replace(policy, role=role)
+        if self._asked is None or self._asked[0] is not info or self._asked[1] is not role:
+            policy = self._policy(info)
+            self._asked = info, role, policy if role is policy.role else replace(policy, role=role)
+        return self._asked[2]
 
     async def run(self) -> None:
         """Follow both buckets; never returns."""
@@ -74,6 +77,7 @@ class Tuning:
     def _on_model(self, profile_key: str, record: LatencyModelRecord | None) -> None:
         if record is None:
             return
+        self._asked = None
         try:
             self._models[profile_key] = record.latency_model()
         except ValueError as error:
@@ -82,6 +86,7 @@ class Tuning:
         self._on_change()
 
     def _on_budget(self, profile_key: str, record: BudgetRecord | None) -> None:
+        self._asked = None
         if record is None:
             self._budgets.pop(profile_key, None)
         else:

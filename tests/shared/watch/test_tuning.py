@@ -36,6 +36,7 @@ async def test_the_policy_follows_what_is_published(bus: Bus) -> None:
 
     nothing = Policy(0.0, offline_enabled=False)
     assert tuning.policy(INFO) == nothing
+    assert tuning.policy(INFO) is tuning.policy(INFO)  # made once, until there is news
     assert tuning.policy(replace(INFO, strategy=Strategy.of("sarathi++"))) == Policy(math.inf)
     await budgets.put("key", BudgetRecord("key", 40.0, BudgetSource.SLO, 80.0))
     await models.put("key", LatencyModelRecord("key", LinearCoefficients((1.0,) * 8), 100, 0.01, 0.0))
