@@ -189,9 +189,15 @@ class VirtualLoop(base_events.BaseEventLoop):
                 return
             handle = ready.popleft()
             if not handle._cancelled:
-                process = handle._context.get(CURRENT)
+                context = handle._context
+                process = context.get(CURRENT)
                 if process is None or process.state == "running" or process.admits(handle):
-                    self._call(handle)
+                    try:
+                        context.run(handle._callback, *handle._args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self._failed(handle, error)
         self.num_turns += 1
         if self.num_turns % TURNS_BETWEEN_COLLECTIONS == 0:
             self.on_collect()
@@ -202,7 +208,10 @@ class VirtualLoop(base_events.BaseEventLoop):
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self.call_exception_handler({"message": "a callback failed", "exception": error, "handle": handle})
+            self._failed(handle, error)
+
+    def _failed(self, handle: Any, error: BaseException) -> None:
+        self.call_exception_handler({"message": "a callback failed", "exception": error, "handle": handle})
 
     def resume(self, process: Process) -> None:
         """What was held back of it is ready now."""

@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription
 
 from shared.bus.connection import CLIENTS, FencedClient
 from tests.simulation.nats.session import Session
-from tests.simulation.nats.wire import Transport, as_on_the_wire
+from tests.simulation.nats.wire import Transport, Unhandled, as_on_the_wire
 
 if TYPE_CHECKING:
     from tests.simulation.nats.server import MemoryServer
@@ -44,6 +44,7 @@ class MemoryClient(FencedClient):
         self._unsent: deque[tuple[int, str, tuple[Any, ...]]] = deque()  # commands, until it is connected again
         self._unread: deque[tuple[Any, ...]] = deque()  # messages behind one that takes a while to be processed
         self._reader: asyncio.Task[None] | None = None
+        self._answers: Subscription | None = None  # to requests
         self._tasks: set[asyncio.Task[None]] = set()  # membership only, never iterated
 
     def die(self) -> None:
@@ -187,6 +188,8 @@ class MemoryClient(FencedClient):
         self._send(num_bytes, "on_publish", subject, reply, bytes(payload), sent)
 
     async def _send_subscribe(self, sub: Subscription) -> None:
+        if sub._cb is not None:
+            sub._pending_queue = Unhandled(sub._pending_queue.maxsize)
         self._send(COMMAND_BYTES + len(sub._subject), "on_subscribe", sub._id, sub._subject, sub._queue)
 
     async def _send_unsubscribe(self, sid: int, limit: int = 0) -> None:
@@ -257,6 +260,10 @@ class MemoryClient(FencedClient):
         finally:
             self._resp_map.pop(token, None)
 
+    async def _init_request_sub(self) -> None:
+        await super()._init_request_sub()
+        self._answers = self._subs[self._sid]
+
     # what comes from the server, of the session that it is called with
 
     def on_message(
@@ -277,23 +284,31 @@ class MemoryClient(FencedClient):
         stats["in_bytes"] += len(data)
         if sub is None:
             return
+        if sub is self._answers:  # nats-py has a task for them, which does this
+            asked = self._resp_map.get(subject[len(self._resp_sub_prefix) :])
+            if asked is not None and not asked.done():
+                asked.set_result(self._msg(sid, subject, reply, data, headers))
+            return
         sub._received += 1
         if 0 < sub._max_msgs <= sub._received:
             self._subs.pop(sid, None)
-        msg = self.msg_class(self, subject, reply, data, dict(headers) if headers else None, None, False, sid)
+        msg = self._msg(sid, subject, reply, data, headers)
         future = sub._future
         if future is not None:
             if not future.done():
                 future.set_result(msg)
             return
-        limit, waiting = sub._pending_bytes_limit, sub._pending_queue
-        is_too_much = 0 < limit <= sub._pending_size + len(data)
-        if is_too_much or waiting.full():
+        try:
+            if 0 < sub._pending_bytes_limit <= sub._pending_size + len(data):
+                raise asyncio.QueueFull
+            sub._pending_queue.put_nowait(msg)
+            sub._pending_size += len(data)
+        except asyncio.QueueFull:
             error = nats.errors.SlowConsumerError(subject=subject, reply=reply, sid=sid, sub=sub)
             self._begin(self._error_cb(error))
-            return
-        sub._pending_size += len(data)
-        waiting.put_nowait(msg)
+
+    def _msg(self, sid: int, subject: str, reply: str, data: bytes, headers: Headers | None) -> Any:
+        return self.msg_class(self, subject, reply, data, dict(headers) if headers else None, None, False, sid)
 
     def on_pong(self, session: Session) -> None:
         if session is self._session and self._pongs:

@@ -101,11 +101,11 @@ class Listeners(Generic[L]):
         alone: list[L] = []
         groups: dict[str, list[L]] = {}
         found = list(self._exact.get(subject, {}).values())
-        tokens = subject.split(".")
-        for depth in sorted(self._depths):
-            if depth < len(tokens):
-                candidates = self._wild.get(".".join(tokens[:depth]), {}).values()
-                found += [each for each in candidates if matches(each.subject, subject)]
+        end = -1  # of the tokens before
+        for depth in range(subject.count(".") + 1):
+            if depth in self._depths and (candidates := self._wild.get(subject[: max(end, 0)])):
+                found += [each for each in candidates.values() if matches(each.subject, subject)]
+            end = subject.find(".", end + 1)
         for listener in found:
             (groups.setdefault(listener.queue, []) if listener.queue else alone).append(listener)
         return alone, groups

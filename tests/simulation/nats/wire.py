@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import nats.errors
@@ -34,6 +36,36 @@ class Transport:
 
     async def wait_closed(self) -> None:
         """It is."""
+
+
+class Unhandled(asyncio.Queue[Any]):
+    """Messages of a subscription whose one task handles them: asyncio's own, of which most is for many readers."""
+
+    _queue: deque[Any]  # of the base class, as are the others
+    _getters: deque[asyncio.Future[None]]
+    _finished: asyncio.Event
+    _maxsize: int
+    _unfinished_tasks: int
+
+    def put_nowait(self, item: Any) -> None:
+        if 0 < self._maxsize <= len(self._queue):
+            raise asyncio.QueueFull
+        self._queue.append(item)
+        if not self._unfinished_tasks:
+            self._finished.clear()
+        self._unfinished_tasks += 1
+        while self._getters:
+            getter = self._getters.popleft()
+            if not getter.done():
+                getter.set_result(None)
+
+    async def get(self) -> Any:
+        queue = self._queue
+        while not queue:
+            getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._getters.append(getter)
+            await getter
+        return queue.popleft()
 
 
 def as_on_the_wire(headers: dict[str, Any]) -> Headers:

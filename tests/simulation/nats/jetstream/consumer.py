@@ -216,7 +216,8 @@ class Consumer:
     def _deliver_later(self) -> None:
         self._timer = None
         self.pending.expire(self._loop.time())
-        self.wake()
+        if self._soon is None:
+            self._deliver()
 
     # acknowledgements
 
