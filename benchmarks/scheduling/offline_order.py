@@ -20,11 +20,11 @@ import typer
 from msgspec.structs import replace
 
 from benchmarks.harness.command import Results, Row, benchmark, formatted, quantiles
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.process.memory import collect_seldom
 from shared.protocol.offline.requests import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline import registry

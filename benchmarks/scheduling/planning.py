@@ -21,11 +21,11 @@ from benchmarks.scheduling.offline_order import ORDERS, make_pool, offline_reque
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.offline_queue.scheduler import Scheduler
 from shared.process.memory import collect_seldom
 from shared.protocol.codec import encode
 from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.protocol.steps import PlanSource, StepStarted
-from shared.replica.scheduler import Scheduler
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request

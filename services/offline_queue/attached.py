@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shared.bus import Subscription
+from shared.offline_queue.offline_pool import OfflinePool
+from shared.offline_queue.scheduler import Scheduler
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.handover import Place, Taken
-from shared.replica.offline_pool import OfflinePool
-from shared.replica.scheduler import Scheduler
 from shared.scheduling.placement.role import Role, acting_role
 
 

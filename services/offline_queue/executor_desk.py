@@ -12,13 +12,13 @@ from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.latency.model import LatencyModel
+from shared.offline_queue.offline_pool import OfflinePool
+from shared.offline_queue.scheduler import Scheduler, why_never_held_by_any
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.handover import Taken
 from shared.protocol.requests import AbortRequests, InboxMessage
 from shared.protocol.steps import StepStarted
-from shared.replica.offline_pool import OfflinePool
-from shared.replica.scheduler import Scheduler, why_never_held_by_any
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Request

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from services.offline_queue.hearing import Hearing
 from shared.clock import Clock
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.protocol.offline.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
-from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.orders.offline.urgency import urgency
 

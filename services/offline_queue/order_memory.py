@@ -6,9 +6,9 @@ import logging
 from shared.bus import Bucket, Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.protocol import subjects
 from shared.protocol.offline.learnt import Learnt, LearntBy
-from shared.replica.offline_pool import OfflinePool
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from shared.bus.lease import Lease
 from shared.clock import Clock
 from shared.errors import LeaseLostError, first_of
 from shared.latency.model import LatencyModel
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.openai.served_model import ServedModel
 from shared.process.service import Details, Service
 from shared.protocol import subjects
@@ -30,7 +31,6 @@ from shared.protocol.offline.requests import OfflineSample
 from shared.protocol.requests import AbortRequests
 from shared.protocol.services import OFFLINE_QUEUE as NAME
 from shared.protocol.services import STANDBY, LeaseHolder, queue_name
-from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.share import Share

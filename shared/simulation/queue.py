@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from shared.offline_queue.offline_pool import OfflinePool, Packed
+from shared.offline_queue.scheduler import Scheduler, why_never_held_by_any
 from shared.protocol.handover import Taken
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import ENDS_WELL
 from shared.protocol.steps import StepPlan, StepStarted
-from shared.replica.offline_pool import OfflinePool, Packed
 from shared.replica.outputs import Ended
-from shared.replica.scheduler import Scheduler, why_never_held_by_any
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.request import Request
 from shared.simulation.events import Events

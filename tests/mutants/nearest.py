@@ -6,8 +6,9 @@ CORE = "tests/shared/scheduling"
 KV = f"{CORE}/kv"
 ORDERS = f"{CORE}/orders"
 REPLICA = "tests/shared/replica"
+QUEUE = "tests/shared/offline_queue"
 BLEND = (f"{ORDERS}/test_density.py", f"{ORDERS}/test_blend_order.py", f"{ORDERS}/test_running_batch.py")
-TRIES = (f"{ORDERS}/test_prefix_trie.py", f"{ORDERS}/test_offline_orders.py", f"{REPLICA}/test_prompt_demand.py")
+TRIES = (f"{ORDERS}/test_prefix_trie.py", f"{ORDERS}/test_offline_orders.py", f"{QUEUE}/test_prompt_demand.py")
 POOLS = (f"{KV}/test_bidirectional.py", f"{KV}/test_prefix_cache.py", f"{KV}/test_sharing.py")
 BOTH_ENDS = (f"{KV}/test_bidirectional*.py", f"{KV}/test_sharing.py")
 PACKINGS = (f"{CORE}/test_two_phase_packing.py", f"{CORE}/test_packings.py")
@@ -107,7 +108,7 @@ TESTS = {
         f"{CORE}/test_expected_cache.py",
         f"{CORE}/test_paused_requests.py",
         f"{REPLICA}/test_readers.py",
-        f"{REPLICA}/test_scheduler.py",
+        f"{QUEUE}/test_scheduler.py",
     ),
     "shared/scheduling/planning/pipeline.py": (f"{CORE}/test_pipeline.py",),
     "shared/scheduling/planning/expected_cache.py": (
@@ -115,6 +116,7 @@ TESTS = {
         f"{CORE}/test_mirror_of_a_pool.py",
     ),
     "shared/replica": (REPLICA,),
+    "shared/offline_queue": (QUEUE,),
     "shared/replica/kv_allocation.py": (
         f"{REPLICA}/test_kv_allocation.py",
         f"{REPLICA}/test_handover.py",
@@ -130,23 +132,23 @@ TESTS = {
         f"{REPLICA}/test_embeddings.py",
         f"{REPLICA}/test_foresight.py",
     ),
-    "shared/replica/scheduler.py": (
-        f"{REPLICA}/test_scheduler.py",
-        f"{REPLICA}/test_scheduler_words.py",
+    "shared/offline_queue/scheduler.py": (
+        f"{QUEUE}/test_scheduler.py",
+        f"{QUEUE}/test_scheduler_words.py",
         f"{REPLICA}/test_readers.py",
     ),
-    "shared/replica/offline_pool.py": (
-        f"{REPLICA}/test_offline_pool.py",
-        f"{REPLICA}/test_scheduler_words.py",
+    "shared/offline_queue/offline_pool.py": (
+        f"{QUEUE}/test_offline_pool.py",
+        f"{QUEUE}/test_scheduler_words.py",
         f"{REPLICA}/test_adapters.py",
     ),
     "shared/replica/sequence.py": (f"{REPLICA}/test_sequence.py", f"{REPLICA}/test_adapters.py"),
     "shared/replica/outputs.py": (f"{REPLICA}/test_sequence.py",),
     "shared/replica/prompt_scores.py": (f"{REPLICA}/test_sequence.py", f"{REPLICA}/test_prompt_scores.py"),
-    "shared/replica/prompt_demand.py": (f"{REPLICA}/test_prompt_demand.py",),
-    "shared/replica/prompt_hashes.py": (f"{REPLICA}/test_prompt_hashes.py", f"{REPLICA}/test_adapters.py"),
+    "shared/offline_queue/prompt_demand.py": (f"{QUEUE}/test_prompt_demand.py",),
+    "shared/offline_queue/prompt_hashes.py": (f"{QUEUE}/test_prompt_hashes.py", f"{REPLICA}/test_adapters.py"),
     "shared/replica/step_planner.py": (f"{REPLICA}/test_step_planner.py", f"{REPLICA}/test_readers.py"),
-    "shared/replica/told_readers.py": (f"{REPLICA}/test_told_readers.py", f"{REPLICA}/test_readers.py"),
+    "shared/offline_queue/told_readers.py": (f"{QUEUE}/test_told_readers.py", f"{REPLICA}/test_readers.py"),
     "shared/replica/block_readers.py": (f"{REPLICA}/test_readers.py",),
     "shared/replica/ahead.py": (f"{REPLICA}/test_ahead.py", f"{REPLICA}/test_look_ahead.py"),
     "shared/replica/handover.py": (f"{REPLICA}/test_handover.py", f"{REPLICA}/test_prompt_scores.py"),

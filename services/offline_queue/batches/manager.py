@@ -18,12 +18,12 @@ from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Bus, Entry, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.openai.errors import RequestError
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
 from shared.protocol.offline.batches import OPEN_STATUSES, BatchKey, BatchRecord, FileRecord
 from shared.protocol.offline.requests import OfflineFailure, OfflineResult
-from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.orders.offline.urgency import urgency
 from shared.text.tokenizer import Tokenizer

@@ -8,11 +8,11 @@ from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.spending import BatchSpending
 from shared.bus import Bucket, Bus, Objects
 from shared.clock import Clock
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.openai.served_model import ServedModel
 from shared.protocol import subjects
 from shared.protocol.offline.batches import BatchKey, BatchRecord, FileRecord
 from shared.protocol.subjects import ModelSubjects
-from shared.replica.offline_pool import OfflinePool
 from shared.text.tokenizer import Tokenizer
 
 MOST_READ = 256  # input files at a time; the bus has 1,000 places for readers of all processes (shared/bus/pulls.py)

@@ -10,9 +10,9 @@ from loadgen.workload.prompts import PromptMaker
 from loadgen.workload.scaling import fit_context
 from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder
+from shared.offline_queue.offline_pool import Packed
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import Packed
 from shared.scheduling.kv.block_hash import PLAIN, KVScope
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens

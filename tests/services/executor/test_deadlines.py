@@ -13,6 +13,8 @@ from shared.clock import waited_s
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.offline_queue.offline_pool import OfflinePool
+from shared.offline_queue.scheduler import Scheduler
 from shared.protocol.codec import decode, encode
 from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.protocol.offline.requests import OfflineRequest
@@ -20,10 +22,8 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.replica.engine import StepResult
-from shared.replica.offline_pool import OfflinePool
 from shared.replica.outputs import ended_request
 from shared.replica.replica import Replica
-from shared.replica.scheduler import Scheduler
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder

@@ -17,6 +17,8 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, EngineError, EngineLostError
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.offline_queue.offline_pool import OfflinePool
+from shared.offline_queue.scheduler import Scheduler
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.protocol.offline.requests import OfflineRequest, OfflineResult
@@ -25,10 +27,8 @@ from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
 from shared.protocol.tokens import StepTokens
 from shared.replica.engine import Engine, StepBatch, StepResult
-from shared.replica.offline_pool import OfflinePool
 from shared.replica.outputs import ended_request
 from shared.replica.replica import Replica
-from shared.replica.scheduler import Scheduler
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder

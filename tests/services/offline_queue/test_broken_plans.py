@@ -5,10 +5,10 @@ import pytest
 from msgspec.structs import replace
 
 from shared.bus import Bus
+from shared.offline_queue.scheduler import Scheduler
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.steps import StepPlan
-from shared.replica.scheduler import Scheduler
 from shared.scheduling.placement.role import Role
 from tests.services.offline_queue.batch_desk import Desk, chat_line
 from tests.services.offline_queue.test_moves_on_the_bus import Peer, offline_queue, submit

@@ -2,9 +2,9 @@
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.progress import REQUEST_BYTES, BatchProgress
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
-from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.packed_prompt import TOKEN_BYTES

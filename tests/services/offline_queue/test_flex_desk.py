@@ -2,11 +2,11 @@
 
 from services.offline_queue.flex_desk import NEWCOMER_SHARE, WINDOW_S, FlexDesk
 from services.offline_queue.hearing import Hearing
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.protocol.offline.flex import HOLD_PERIOD_S, FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.offline.requests import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.share import Share

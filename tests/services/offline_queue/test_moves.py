@@ -17,21 +17,21 @@ from services.offline_queue.attached import Attached, AttachedExecutors
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.offline_queue.offline_pool import OfflinePool
+from shared.offline_queue.scheduler import Scheduler
 from shared.protocol.codec import decode, encode
 from shared.protocol.handover import Place, Taken
 from shared.protocol.requests import AbortRequests
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
-from shared.replica.offline_pool import OfflinePool
-from shared.replica.scheduler import Scheduler
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.placement.role import Role
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import HELD, Kind, Request
 from shared.scheduling.schedule import ScheduledRequest
+from tests.shared.offline_queue.test_scheduler import make_offline
 from tests.shared.replica.factories import make_info
-from tests.shared.replica.test_scheduler import make_offline
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 BLOCK, NUM_BLOCKS = 16, 48

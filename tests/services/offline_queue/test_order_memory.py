@@ -9,12 +9,12 @@ import pytest
 from services.offline_queue.order_memory import MAX_RECORDS, OrderMemory
 from shared.bus import Bus
 from shared.errors import ModelError
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.protocol import subjects
 from shared.protocol.offline.learnt import Learnt, LearntBy
 from shared.protocol.offline.requests import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.request import Kind

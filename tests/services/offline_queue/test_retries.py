@@ -13,13 +13,13 @@ import pytest
 from services.executor.results import ResultStore
 from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bus
+from shared.offline_queue.offline_pool import OfflinePool
 from shared.protocol import subjects
 from shared.protocol.offline.batches import BatchRecord
 from shared.protocol.offline.requests import OfflineFailure, OfflineRequest, OfflineResult
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepStarted
-from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.request import Kind

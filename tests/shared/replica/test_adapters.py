@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from services.executor.engines.sim import SimEngine
 from shared.clock import SystemClock
+from shared.offline_queue.offline_pool import PackedRequest
+from shared.offline_queue.prompt_hashes import PromptHashes
+from shared.offline_queue.scheduler import Scheduler, why_never_held_by_any
 from shared.protocol.codec import decode, encode
 from shared.protocol.executors import EngineSpec
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.replica.engine import StepBatch, StepResult
-from shared.replica.offline_pool import PackedRequest
-from shared.replica.prompt_hashes import PromptHashes
 from shared.replica.replica import Replica
-from shared.replica.scheduler import Scheduler, why_never_held_by_any
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.kv.block_hash import KVScope, hash_chain, prompt_chain
 from shared.scheduling.limits import Limits
@@ -26,10 +26,10 @@ from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import PRESETS
 from shared.text.tokenizer import Tokenizer
+from tests.shared.offline_queue.test_scheduler import make_offline, make_pool
 from tests.shared.replica.factories import make_info
 from tests.shared.replica.test_handover import held_at, make_rig, request_of
 from tests.shared.replica.test_replica import MODEL, NO_TIME, make_request, make_spec
-from tests.shared.replica.test_scheduler import make_offline, make_pool
 
 NAMES = ("", "sql", "chat")
 PROMPT = list(range(5, 105))

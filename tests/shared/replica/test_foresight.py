@@ -8,15 +8,15 @@ from dataclasses import replace as changed
 import pytest
 
 from shared.latency.linear import LinearLatencyModel
+from shared.offline_queue.offline_pool import OfflinePool
+from shared.offline_queue.scheduler import Scheduler
 from shared.protocol.codec import decode, encode
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.replica.ahead import Running
 from shared.replica.engine import StepResult
-from shared.replica.offline_pool import OfflinePool
 from shared.replica.replica import Replica
-from shared.replica.scheduler import Scheduler
 from shared.replica.step_planner import StepPlanner
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.packing.packings import packing_named

@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.offline_queue.offline_pool import OfflinePool, PackedRequest
+from shared.offline_queue.prompt_demand import PromptDemand
+from shared.offline_queue.scheduler import Scheduler
+from shared.offline_queue.told_readers import MAX_LOOKED_UP
 from shared.protocol.codec import decode, encode
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.requests import GenerateRequest
@@ -17,12 +21,8 @@ from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.block_readers import BlockReaders
 from shared.replica.engine import StepResult
-from shared.replica.offline_pool import OfflinePool, PackedRequest
-from shared.replica.prompt_demand import PromptDemand
 from shared.replica.replica import Replica
-from shared.replica.scheduler import Scheduler
 from shared.replica.step_planner import StepPlanner
-from shared.replica.told_readers import MAX_LOOKED_UP
 from shared.scheduling.kv.block_hash import HASH_BYTES, hash_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.kv.eviction.task_aware import TaskAware

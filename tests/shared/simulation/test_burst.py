@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 
 from shared.latency.linear import LinearLatencyModel
+from shared.offline_queue.offline_pool import PackedRequest
 from shared.protocol.executors import EngineSpec
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import PackedRequest
 from shared.scheduling.kv.eviction.task_aware import TaskAware
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare

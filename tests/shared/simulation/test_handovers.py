@@ -11,11 +11,11 @@ from msgspec import structs
 
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
+from shared.offline_queue.offline_pool import PackedRequest
 from shared.protocol.handover import Taken
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.steps import StepStarted
-from shared.replica.offline_pool import PackedRequest
 from shared.scheduling.placement.role import Role
 from shared.scheduling.request import Kind, Request
 from shared.simulation.executor import Progress

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from shared.latency.linear import LinearLatencyModel
+from shared.offline_queue.offline_pool import PackedRequest
 from shared.protocol.executors import EngineSpec
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import PackedRequest
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare

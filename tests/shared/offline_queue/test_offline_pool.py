@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
+from shared.offline_queue.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.protocol.offline.requests import OfflineLength, OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.scheduling.kv.block_hash import KVScope
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.packed_prompt import marked, pack_tokens
 from shared.scheduling.request import Kind, Request
-from tests.shared.replica.test_scheduler import make_offline, make_pool
+from tests.shared.offline_queue.test_scheduler import make_offline, make_pool
 
 EXECUTORS = ("a", "b")
 KNOWN = [str(number) for number in range(8)]

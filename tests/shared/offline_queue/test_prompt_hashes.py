@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.offline_queue import prompt_hashes
+from shared.offline_queue.prompt_hashes import PromptHashes
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica import prompt_hashes
-from shared.replica.prompt_hashes import PromptHashes
 from shared.scheduling.kv.block_hash import KVScope, prompt_chain
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.replica.prompt_demand import PromptDemand
+from shared.offline_queue.prompt_demand import PromptDemand
 from shared.scheduling.packed_prompt import pack_tokens
 
 BLOCK = 2

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from shared.offline_queue.prompt_demand import PromptDemand
 from shared.protocol.steps import ReaderCounts
-from shared.replica.prompt_demand import PromptDemand
 from shared.scheduling.kv.block_hash import HASH_BYTES
 from shared.scheduling.kv.prefix_cache import PrefixCacheMirror
 from shared.scheduling.request import OFFLINE

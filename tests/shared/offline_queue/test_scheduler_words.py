@@ -5,13 +5,13 @@ from itertools import count
 import pytest
 from msgspec.structs import replace
 
+from shared.offline_queue.offline_pool import OfflinePool
+from shared.offline_queue.scheduler import MAX_PLAN_BYTES, Scheduler, why_never_held_by_any
 from shared.protocol.codec import encode
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import EndedRequest, PlanSource, StepStarted
-from shared.replica.offline_pool import OfflinePool
-from shared.replica.scheduler import MAX_PLAN_BYTES, Scheduler, why_never_held_by_any
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.placement.role import Role
 from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS
@@ -19,9 +19,9 @@ from shared.scheduling.policy import Policy
 from shared.scheduling.request import HELD, Kind, Request
 from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
+from tests.shared.offline_queue.test_scheduler import MODEL, make_offline, make_pool
 from tests.shared.replica.factories import make_info
 from tests.shared.replica.test_readers import ManualClock
-from tests.shared.replica.test_scheduler import MODEL, make_offline, make_pool
 
 ONE = "batch_1.1"
 IDLE = StepStarted("executor-0", "epoch-1", 0, PlanSource.IDLE, True, [], [], [], 48)

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from shared.offline_queue.prompt_demand import PromptDemand
+from shared.offline_queue.told_readers import MAX_CHANGED_BLOCKS, MIN_TOLD, Path, ToldReaders
 from shared.protocol.steps import ReaderCounts
-from shared.replica.prompt_demand import PromptDemand
-from shared.replica.told_readers import MAX_CHANGED_BLOCKS, MIN_TOLD, Path, ToldReaders
 from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges, PrefixCacheMirror
 from shared.scheduling.packed_prompt import pack_tokens

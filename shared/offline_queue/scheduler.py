@@ -6,15 +6,15 @@ from functools import partial
 
 from shared.clock import Clock, waited_s
 from shared.latency.model import LatencyModel
+from shared.offline_queue.offline_pool import OfflinePool
+from shared.offline_queue.prompt_hashes import PromptHashes
+from shared.offline_queue.told_readers import Path, ToldReaders
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessage
 from shared.protocol.sampling import ENDS_WELL, FinishReason
 from shared.protocol.steps import StepPlan, StepStarted
-from shared.replica.offline_pool import OfflinePool
 from shared.replica.outputs import Ended
-from shared.replica.prompt_hashes import PromptHashes
 from shared.replica.sequence import LiveSequence, scheduled
-from shared.replica.told_readers import Path, ToldReaders
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.limits import why_never_held
 from shared.scheduling.orders.offline.view import OfflineView, no_queue

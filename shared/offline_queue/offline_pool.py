@@ -9,10 +9,10 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
+from shared.offline_queue.prompt_demand import PromptDemand
 from shared.protocol.codec import decode, encode
 from shared.protocol.offline.requests import OfflineLength, OfflineRequest
 from shared.protocol.requests import GenerateRequest
-from shared.replica.prompt_demand import PromptDemand
 from shared.scheduling.kv.block_hash import KVScope
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView

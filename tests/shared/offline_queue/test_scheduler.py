@@ -13,16 +13,16 @@ from services.executor.engines.sim import SimEngine
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.offline_queue.offline_pool import SUSPECT_FAILURES, OfflinePool
+from shared.offline_queue.scheduler import MAX_PLAN_BYTES, Scheduler
 from shared.process.memory import collect_seldom
 from shared.protocol.codec import decode, encode
 from shared.protocol.offline.requests import OfflineRequest
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
-from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.replica.outputs import ended_request
 from shared.replica.replica import Replica
-from shared.replica.scheduler import MAX_PLAN_BYTES, Scheduler
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.order import Turn
