@@ -92,11 +92,10 @@ class HeldNow:
 
 @dataclass(frozen=True, slots=True)
 class StepAhead:
-    """``num_tokens``: what it computes, by request id; ``entering``: who had no KV before it; ``pace`` and ``counts``:
+    """``entering``: who had no KV before it; ``pace`` and ``counts``:
     as they were before it."""
 
     expected: ExpectedOutcome
-    num_tokens: dict[str, int]
     entering: list[LiveSequence]
     schedule: Schedule
     pace: Pace

@@ -26,7 +26,7 @@ class Foresight:
         self._table = table
         self._pool = pool
         self._cache = cache
-        self._is_possible = is_possible
+        self.is_possible = is_possible
         self._holds = False
         self._num_free_blocks = 0  # as the scheduler has it by now; shared blocks free less than they count
         self._due_ms = 0.0
@@ -62,7 +62,7 @@ class Foresight:
         table, pool, packing = self._table, self._pool, packing_named(policy.packing)
         waits_in_memory = table.waiting(ONLINE) and table.online_order.counters() is not None
         return (
-            self._is_possible
+            self.is_possible
             and self._holds
             and self._num_free_blocks == pool.num_free
             and packing.keeps_plans

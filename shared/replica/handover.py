@@ -3,35 +3,17 @@ the taker makes room for. Who reads the KV, and who tells whom, is not known her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from shared.protocol.executors import EngineSpec, ExecutorCounters
 from shared.protocol.handover import Carried
 from shared.protocol.prompt_scores import record_bytes
 from shared.protocol.requests import GenerateRequest
-from shared.replica.kv_allocation import KVAllocation
+from shared.replica.live_sequences import LiveSequences
 from shared.replica.sequence import LiveSequence
-from shared.scheduling.kv.pool import KVPool
-from shared.scheduling.limits import Limits, why_never_held
 from shared.scheduling.request import HELD, Kind, Request
-from shared.scheduling.table import RequestTable
-from shared.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What a replica does about them: where anything has changed, where one comes or leaves, to admit one that was
-    submitted here and waited, and to end a request that was to be aborted while it was held."""
-
-    has_changed: Callable[[], None]
-    comes: Callable[[LiveSequence], None]
-    admits: Callable[[GenerateRequest], None]
-    leaves: Callable[[LiveSequence], None]
-    aborts: Callable[[LiveSequence], bool]
-    can_reserve: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,43 +34,23 @@ class Handovers:
     that its giver is gone, waits for what comes of its reservation: see ``keeps``.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        spec: EngineSpec,
-        tokenizer: Tokenizer | None,
-        table: RequestTable,
-        pool: KVPool,
-        kv: KVAllocation,
-        sequences: Mapping[str, LiveSequence],
-        totals: ExecutorCounters,
-        hooks: Hooks,
-    ) -> None:
+    def __init__(self, live: LiveSequences) -> None:
         self.pushes: Collection[Kind] = ()  # kinds that move as soon as they decode
-        self._limits = limits
-        self._spec = spec
-        self._tokenizer = tokenizer
-        self._table = table
-        self._pool = pool
-        self._kv = kv
-        self._sequences = sequences
-        self._totals = totals
-        self._hooks = hooks
-        self._asked: dict[str, None] = {}
-        self._stay: dict[str, None] = {}  # were to be pushed, and nobody took them
+        self._live = live
+        self._table, self._pool, self._kv = live.table, live.pool, live.kv
         self._reserved: dict[str, Reserved] = {}
         self._submitted: dict[str, GenerateRequest] = {}  # of those, here as well
 
     @property
     def is_giving(self) -> bool:
         """Something is to leave, so that no step is begun ahead with it."""
-        return bool(self.pushes or self._asked)
+        return bool(self.pushes or self._live.asked)
 
     # The giver
 
     def ask(self, request_ids: Iterable[str]) -> None:
         """These are to move, as soon as they can."""
-        self._asked |= dict.fromkeys(request_ids)
+        self._live.asked |= dict.fromkeys(request_ids)
 
     def decoding(self, kind: Kind) -> list[tuple[str, int]]:
         """Ids and tokens of the requests that could move now, or once their step has ended."""
@@ -100,42 +62,37 @@ class Handovers:
         if not self.is_giving:
             return []
         for kind in self.pushes:
-            self.ask(each.request_id for each in self._decoding(kind) if each.request_id not in self._stay)
+            self.ask(each.request_id for each in self._decoding(kind) if each.request_id not in self._live.stay)
         held = []
-        for request_id in list(self._asked):
-            sequence = self._sequences.get(request_id)
+        for request_id in list(self._live.asked):
+            sequence = self._live.by_id.get(request_id)
             if sequence is not None and sequence.request.is_in_flight and not sequence.request.is_held:
                 continue
-            del self._asked[request_id]
+            del self._live.asked[request_id]
             if sequence is not None and self._may_move(sequence):
                 sequence.request.num_in_flight_tokens = HELD
                 held.append(_carried(sequence, self._pool.table(request_id)))
         if held:
-            self._hooks.has_changed()
+            self._live.foresight.err()
         return held
 
     def release(self, request_id: str) -> None:
         """Nobody has taken it: it goes on here, and is not pushed again until ``push_again``. Nothing where it is not
         held."""
         sequence = self._take_held(request_id)
-        if sequence is not None and not self._hooks.aborts(sequence):
-            self._stay[request_id] = None
+        if sequence is not None and not self._live.aborts(sequence):
+            self._live.stay[request_id] = None
 
     def push_again(self) -> None:
         """Those whom nobody took, too: who could not take them may by now."""
-        self._stay = {}
+        self._live.stay = {}
 
     def gave(self, request_id: str) -> None:
         """Another replica has it: it is forgotten here. Nothing where it is not held."""
         sequence = self._take_held(request_id)
         if sequence is not None:
-            self._totals.handed_over += 1
-            self._hooks.leaves(sequence)
-
-    def forget(self, request_id: str) -> None:
-        """It has left."""
-        self._asked.pop(request_id, None)
-        self._stay.pop(request_id, None)
+            self._live.totals.handed_over += 1
+            self._live.forget(sequence)
 
     # The taker
 
@@ -143,27 +100,26 @@ class Handovers:
     def can_reserve(self) -> bool:
         """Not while a step stands on what another is expected to leave: what the prefix cache is said to have may not
         be written yet. Ask again once a step has ended."""
-        return self._hooks.can_reserve()
+        return not self._live.is_found_unwritten
 
     def reserve(self, carried: Carried) -> Reserved | str:
         """Blocks for a request that comes, and which KV to read into them; or why there are none, in words. An online
         request takes the room of offline ones, which lose their KV."""
         request_id = carried.request.request_id
-        if request_id in self._sequences or request_id in self._reserved:
+        if request_id in self._live.by_id or request_id in self._reserved:
             return "it is here already"
-        sequence = LiveSequence.admit(carried.request, self._spec, self._tokenizer)
-        never_held = why_never_held(sequence.request, self._limits, self._spec.max_model_len)
-        problem = never_held or sequence.why_never_run(self._spec, trusts_output=True)
+        sequence = LiveSequence.admit(carried.request, self._live.spec, self._live.tokenizer)
+        problem = self._live.why_never(sequence, trusts_output=True)
         problem = problem or self._why_no_decode(sequence, carried) or _why_other_scores(carried)
         if problem:
             return problem
         if carried.prompt_scores is not None:
             sequence.bring_scores(carried.prompt_scores)
-        self._hooks.has_changed()
+        self._live.foresight.err()
         num_cached = self._kv.reserve(sequence, carried.num_computed_tokens)
         if num_cached is None:
             return f"{self._pool.num_free} blocks are free, and it has {len(carried.block_ids)}"
-        first, own = num_cached // self._limits.block_size, self._pool.table(request_id)
+        first, own = num_cached // self._live.limits.block_size, self._pool.table(request_id)
         pairs = list(zip(carried.block_ids[first:], own[first:], strict=False))
         sequence.num_cached_tokens, sequence.has_started = carried.num_cached_tokens, True
         sequence.unpublished = list(carried.unpublished)
@@ -177,10 +133,10 @@ class Handovers:
         reserved."""
         reserved = self._reserved.pop(request_id)
         self._submitted.pop(request_id, None)
-        self._hooks.has_changed()
-        self._hooks.comes(reserved.sequence)
+        self._live.foresight.err()
+        self._live.add(reserved.sequence)
         self._kv.take(reserved.sequence, reserved.num_computed_tokens)
-        self._totals.taken_over += 1
+        self._live.totals.taken_over += 1
         return reserved.sequence
 
     def drop(self, request_id: str) -> bool:
@@ -188,11 +144,11 @@ class Handovers:
         submitted meanwhile."""
         reserved = self._reserved.pop(request_id, None)
         if reserved is not None:
-            self._hooks.has_changed()
+            self._live.foresight.err()
             self._kv.drop(reserved.sequence)
         request = self._submitted.pop(request_id, None)
         if request is not None:
-            self._hooks.admits(request)
+            self._live.admit(request)
         return request is not None
 
     def keeps(self, request: GenerateRequest) -> bool:
@@ -208,10 +164,10 @@ class Handovers:
 
     def _take_held(self, request_id: str) -> LiveSequence | None:
         """In no step and held no more; None where it was not held."""
-        sequence = self._sequences.get(request_id)
+        sequence = self._live.by_id.get(request_id)
         if sequence is None or not sequence.request.is_held:
             return None
-        self._hooks.has_changed()
+        self._live.foresight.err()
         sequence.request.num_in_flight_tokens = 0
         return sequence
 
@@ -223,17 +179,17 @@ class Handovers:
 
     def _why_no_decode(self, sequence: LiveSequence, carried: Carried) -> str:
         """Why it cannot decode with what it brings; empty where it can."""
-        if not carried.request.output_token_ids or sequence.finished_before(self._spec) is not None:
+        if not carried.request.output_token_ids or sequence.finished_before(self._live.spec) is not None:
             return "it does not decode: only requests that do move"
         num_computed, num_blocks = carried.num_computed_tokens, len(carried.block_ids)
-        if num_computed != sequence.request.num_tokens - 1 or num_blocks * self._limits.block_size < num_computed:
+        if num_computed != sequence.request.num_tokens - 1 or num_blocks * self._live.limits.block_size < num_computed:
             return f"{num_blocks} blocks with KV of {num_computed} tokens are not those of all its tokens but the last"
         return ""
 
     def _decoding(self, kind: Kind) -> Iterator[Request]:
         """All that do, held ones among them."""
         for request in self._table.running(kind).values():
-            if _has_begun(self._sequences[request.request_id]):
+            if _has_begun(self._live.by_id[request.request_id]):
                 yield request
 
 

@@ -132,6 +132,13 @@ TESTS = {
         f"{REPLICA}/test_embeddings.py",
         f"{REPLICA}/test_foresight.py",
     ),
+    "shared/replica/live_sequences.py": (
+        f"{REPLICA}/test_replica.py",
+        f"{REPLICA}/test_look_ahead.py",
+        f"{REPLICA}/test_handover.py",
+        f"{REPLICA}/test_embeddings.py",
+        f"{REPLICA}/test_prompt_scores.py",
+    ),
     "shared/offline_queue/scheduler.py": (
         f"{QUEUE}/test_scheduler.py",
         f"{QUEUE}/test_scheduler_words.py",

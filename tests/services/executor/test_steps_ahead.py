@@ -300,7 +300,7 @@ async def test_an_abort_leaves_a_row_for_nothing_in_the_step_behind(
         engine.let_go()
         await rig.until_ahead("on-0", "on-1")
         await rig.bus.publish(subjects.inbox("executor-0"), AbortRequests(["on-0"]))
-        await until(lambda: bool(rig.replica._aborting))
+        await until(lambda: bool(rig.replica._live.aborting))
         began = len(engine.began)
         engine.let_go()
         await until(lambda: len(engine.began) > began and "on-0" in rig.ended)

@@ -12,7 +12,8 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import ENDS_WELL, EmbeddingShape, FinishReason, SamplingParams
 from shared.protocol.tokens import TokenOutput
 from shared.replica.engine import StepBatch, StepResult
-from shared.replica.replica import NO_EMBEDDING, Replica
+from shared.replica.live_sequences import NO_EMBEDDING
+from shared.replica.replica import Replica
 from shared.scheduling.limits import Limits
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import PRESETS

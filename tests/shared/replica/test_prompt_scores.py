@@ -17,9 +17,10 @@ from shared.protocol.sampling import ENDS_WELL, FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan
 from shared.protocol.tokens import TokenOutput
 from shared.replica.engine import StepBatch, StepResult
+from shared.replica.live_sequences import SCORES_LOST
 from shared.replica.outputs import final_output
 from shared.replica.prompt_scores import BlockScores, PromptScoring
-from shared.replica.replica import SCORES_LOST, Replica
+from shared.replica.replica import Replica
 from shared.scheduling.kv.block_hash import PLAIN, SHARED_TOPS, KVScope, hash_chain, prompt_chain, scored_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.limits import Limits
