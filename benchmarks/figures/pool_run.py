@@ -12,7 +12,7 @@ from loadgen.progress import ReplayProgress
 from loadgen.report.metrics import LatencySamples, percentile
 from services.profiler.simulation.simulation import tell
 from services.profiler.simulation.virtual_phase import VirtualPhase
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 from shared.scheduling.request import Kind
 
 MOST_BROKEN = 0.03  # of the online requests may miss the SLO (OOCO section 5.2)

@@ -24,7 +24,7 @@ from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest, read_trace
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.latency.features import BatchFeatures
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 from shared.scheduling.strategy import Strategy
 from shared.simulation.setup import ExecutorSetup
 

@@ -27,7 +27,7 @@ from services.profiler.slo.simulated import SimulatedTrials, search_slos
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import ExecutorCounters
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 from shared.scheduling.placement.routing import choose
 from shared.scheduling.strategy import Strategy
 from shared.simulation.executor import Progress as Progress

@@ -11,7 +11,7 @@ from loadgen.errors import WorkloadError
 from loadgen.report.metrics import LatencySamples
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from shared.scheduling.kv.pool import BlockOwners
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 from shared.scheduling.request import Kind
 
 ONLINE, OFFLINE = Kind.ONLINE, Kind.OFFLINE

@@ -30,8 +30,8 @@ from shared.scheduling.orders.offline.registry import (
 )
 from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.registry import ONLINE_ORDERS, OnlineOrderKnobs, make_online_order
+from shared.scheduling.packing.deadlines.token_slo import DEADLINE_RULES, TokenSlo
 from shared.scheduling.packing.packings import PACKINGS, packing_named
-from shared.scheduling.packing.token_slo import DEADLINE_RULES, TokenSlo
 from shared.scheduling.policy import DEFAULT_BENEFIT, DEFAULT_MIX_SAMPLES, Benefit, Policy
 from shared.scheduling.request import Kind
 from shared.settings.setting import BASE, choices

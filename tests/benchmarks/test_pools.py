@@ -19,7 +19,7 @@ from benchmarks.harness.page import FigureProgress
 from benchmarks.lab.drawn import Lognormal
 from loadgen.client.records import RequestRecord
 from loadgen.errors import WorkloadError
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 
 SHORT = Dataset("short", Lognormal(1500.0, 500.0), Lognormal(8.0, 4.0))
 CASE, OTHER = Case(SMALL, SHORT), replace(SHORT, name="other")

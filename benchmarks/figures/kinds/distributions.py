@@ -13,7 +13,7 @@ from benchmarks.lab.lab import ONLINE_ONLY, System
 from benchmarks.lab.recording import Recording
 from loadgen.report.metrics import LatencySamples, summarize
 from shared.pictures import BLUE, GREY, ORANGE
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 
 POINTS, LONGEST_SLOS = 200, 1.5  # of a curve: how many, and to how many times the bound
 ALONE = "online alone"

@@ -11,7 +11,7 @@ from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import machine_name
 from shared.latency.features import BatchFeatures
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 
 ALONE = "online alone"
 OFFLINE = "offline tokens/s (thousands)"

@@ -8,7 +8,7 @@ from benchmarks.harness.command import Row, Table, formatted
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import System
 from benchmarks.lab.recording import Recording
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 
 OVER = "offline tokens/s over {}"
 

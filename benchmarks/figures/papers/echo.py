@@ -16,7 +16,7 @@ from benchmarks.lab.few_shots import few_shot_prompts, thought_prompts
 from benchmarks.lab.lab import System
 from loadgen.workload.backlog import OfflinePrompt
 from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, YELLOW
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 
 SLO = TokenSlo(ttft_ms=1000.0, tpot_ms=50.0)  # section 7.2
 SHAREGPT_PROMPT, SHAREGPT_OUTPUT = Lognormal(308.0, 354.0), Lognormal(234.51, 268.50)  # Table 1; BROS's Table 2

@@ -15,7 +15,7 @@ from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, SKY
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 from shared.scheduling.strategy import Strategy
 
 # The paper says only that its TTFT SLO is one of seconds: here about ten times what a mean prompt of OOC's takes alone,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from shared.latency.features import BatchFeatures
 from shared.scheduling.packing.batch import BatchBuilder
-from shared.scheduling.packing.deadline_queue import all_remaining_ms, remaining_ms
+from shared.scheduling.packing.deadlines.deadline_queue import all_remaining_ms, remaining_ms
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.request import Request
 

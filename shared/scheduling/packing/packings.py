@@ -2,8 +2,8 @@
 
 from shared.named import named
 from shared.scheduling.packing.arrival import FcfsPacking, RoundRobinPacking
-from shared.scheduling.packing.deadline import DeadlinePacking
-from shared.scheduling.packing.kv_aware import KvAwarePacking
+from shared.scheduling.packing.deadlines.deadline import DeadlinePacking
+from shared.scheduling.packing.kv_aware.kv_aware import KvAwarePacking
 from shared.scheduling.packing.mix_decoding import MixDecodingPacking
 from shared.scheduling.packing.packing import Packing
 from shared.scheduling.packing.two_phase import TwoPhasePacking

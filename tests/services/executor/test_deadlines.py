@@ -27,7 +27,7 @@ from shared.replica.replica import Replica
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.deadlines.token_slo import TokenSlo
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy

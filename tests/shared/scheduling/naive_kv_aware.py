@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field
 
 from shared.latency.features import BatchFeatures
-from shared.scheduling.packing.kv_changes import MAX_STARTED
-from shared.scheduling.packing.offline_line import MAX_ENTRANTS
-from shared.scheduling.packing.worth import SHORTEST_MS
+from shared.scheduling.packing.kv_aware.kv_changes import MAX_STARTED
+from shared.scheduling.packing.kv_aware.offline_line import MAX_ENTRANTS
+from shared.scheduling.packing.kv_aware.worth import SHORTEST_MS
 from shared.scheduling.request import OFFLINE, Request
 from tests.shared.scheduling.naive_batch import NaiveBatch
 

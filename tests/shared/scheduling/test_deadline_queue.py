@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures, attention_pairs
 from shared.scheduling.kv.request_cache import Found
-from shared.scheduling.packing.deadline_queue import DeadlineQueue
+from shared.scheduling.packing.deadlines.deadline_queue import DeadlineQueue
 from shared.scheduling.request import Kind, Request
 from tests.shared.scheduling.deadlines import (
     LIMITS,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling.packing.deadline_queue import remaining_ms
+from shared.scheduling.packing.deadlines.deadline_queue import remaining_ms
+from shared.scheduling.packing.deadlines.token_slo import DEADLINE_RULES, ArrivalTokenSlo, FirstTokenSlo, TokenSlo
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.packing.token_slo import DEADLINE_RULES, ArrivalTokenSlo, FirstTokenSlo, TokenSlo
 from shared.scheduling.request import Request
 from shared.scheduling.strategy import Strategy
 from tests.shared.scheduling.factories import make_request

@@ -10,7 +10,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.kv.request_cache import Found
 from shared.scheduling.limits import Limits
 from shared.scheduling.packing.batch import BatchBuilder
-from shared.scheduling.packing.worth import Worth
+from shared.scheduling.packing.kv_aware.worth import Worth
 from shared.scheduling.policy import Benefit, Policy
 from shared.scheduling.request import Request
 from tests.shared.scheduling.factories import EXACT, CacheOf, held_offline, make_request, make_table, step_state

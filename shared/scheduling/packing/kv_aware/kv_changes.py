@@ -10,11 +10,11 @@ from operator import attrgetter
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.giving_way import least_missed
-from shared.scheduling.packing.offline_decodes import OfflineDecodes
-from shared.scheduling.packing.offline_line import OfflineLine
+from shared.scheduling.packing.kv_aware.offline_decodes import OfflineDecodes
+from shared.scheduling.packing.kv_aware.offline_line import OfflineLine
+from shared.scheduling.packing.kv_aware.worth import Worth
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.victims import schedulable
-from shared.scheduling.packing.worth import Worth
 from shared.scheduling.request import OFFLINE, Request
 
 MAX_STARTED = 16  # prompts that have begun, the first to start first: the others wait for these

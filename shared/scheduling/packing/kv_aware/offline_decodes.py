@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from shared.scheduling.packing.batch import BatchBuilder
-from shared.scheduling.packing.worth import Worth
+from shared.scheduling.packing.kv_aware.worth import Worth
 from shared.scheduling.request import Request
 
 

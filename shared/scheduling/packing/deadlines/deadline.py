@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from shared.scheduling.packing.batch import BatchBuilder
-from shared.scheduling.packing.deadline_queue import DeadlineQueue, Timed
+from shared.scheduling.packing.deadlines.deadline_queue import DeadlineQueue, Timed
 from shared.scheduling.packing.giving_way import give_back_offline_blocks
 from shared.scheduling.packing.packing import OfflineWork, OneWayPacking, StepState
 from shared.scheduling.packing.victims import Victims

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
+from shared.scheduling.packing.kv_aware.worth import Worth
 from shared.scheduling.packing.packing import StepState
-from shared.scheduling.packing.worth import Worth
 from shared.scheduling.request import OFFLINE, Request
 
 MAX_ENTRANTS = 8  # requests of the pool that a step looks at

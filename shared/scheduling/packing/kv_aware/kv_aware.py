@@ -6,7 +6,7 @@ from shared.latency.model import LatencyModel
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.giving_way import LEAST_MISSED
-from shared.scheduling.packing.kv_changes import OfflineChanges
+from shared.scheduling.packing.kv_aware.kv_changes import OfflineChanges
 from shared.scheduling.packing.online_limit import OnlineLimit, TightestDeadline
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.two_phase import TwoPhasePacking
