@@ -53,7 +53,7 @@ class Shot:
 
 
 SHOTS = (
-    Shot("dashboard-light", 1440, None, "light", 1.25),
+    Shot("dashboard-light", 1440, 1660, "light", 1.25),  # down to the executors
     Shot("dashboard-dark", 1440, None, "dark", 1.25),
     Shot("dashboard-phone", 390, 1500, "light", 2.0),
 )
