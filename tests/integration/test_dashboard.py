@@ -109,6 +109,13 @@ def submit(rig: GatewayRig, num_lines: int, max_tokens: int, model: str = MODEL)
     return rig.submit_batch([body] * num_lines)
 
 
+def right_edge(shown: Locator) -> float:
+    """In pixels from the window's left."""
+    box = shown.bounding_box()
+    assert box is not None, shown
+    return box["x"] + box["width"]
+
+
 def test_an_idle_stack_says_what_to_do(rig: GatewayRig, seen: Watched) -> None:
     page = seen.page
     seen.expect_state("Live")
@@ -267,6 +274,8 @@ def test_nothing_is_wider_than_the_screen(seen: Watched) -> None:
         seen.page.set_viewport_size({"width": width, "height": 900})
         seen.page.wait_for_function(CHARTS_FIT)
         assert seen.page.evaluate("document.documentElement.scrollWidth") == width
+        drain, row = seen.page.get_by_role("button", name="Drain executor-0"), seen.page.locator("#executors tbody tr")
+        assert right_edge(drain) == pytest.approx(right_edge(row), abs=1), "buttons are at the end of their row"
 
 
 def test_it_says_how_old_its_figures_are_comes_back_with_the_gateway_and_asks_for_a_key(

@@ -5,8 +5,8 @@ import { count, duration, figure, latencyText, UNKNOWN } from "./format.js";
 import { outcome } from "./slo.js";
 
 const SOURCES = {
-  fixed: "as set with --budget-ms",
-  tolerance: "as much as --tolerance lets offline work add: neither a budget nor an SLO is given",
+  fixed: "as the setting budget_ms has it",
+  tolerance: "as much as the setting tolerance lets offline work add: neither a budget nor an SLO is given",
   "slo-start": "a first guess, the smallest bound on TBT: nothing has been searched yet",
   slo: "found by a search with the recorded workload",
   feedback: "found by a search, corrected by what users got",
