@@ -117,11 +117,12 @@ class ExecutorService(Service):
         self._judged: tuple[Policy | None, LatencyModel | None] = (None, None)  # of what that was said
         self._is_lost = False
         self._executors: Bucket[ExecutorInfo]
+        self._registered: int | None = None  # reconnects of the bus before it was
 
     async def start(self) -> None:
         """Listen, then register: whoever sees the registration can be served. A bus that goes away meanwhile is waited
-        for: an engine that is loaded is worth more than a start that is soon over. Raises LeaseHeldError where another
-        process has this id."""
+        for, and one that stores nothing is served without: an engine that is loaded is worth more than a start that is
+        soon over. Raises LeaseHeldError where another process has this id."""
         await self._lease.take(self._refuse)
         await self._bus.ensure_streams()
         executor_id = self.info.executor_id
@@ -135,7 +136,7 @@ class ExecutorService(Service):
         await self._join_pool()
         await self._bus.through_reconnects(self._bus.flush)
         self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
-        await self._bus.through_reconnects(self._register)
+        await self._try_register()
 
     async def run(self) -> None:
         """Steps, heartbeats and results, until cancelled; what is here may end first, where the settings give it time.
@@ -297,20 +298,26 @@ class ExecutorService(Service):
     async def _register(self) -> None:
         await self._executors.put(self.name, self.info)
 
+    async def _try_register(self) -> bool:
+        """False where it is to be tried again later; until then heartbeats tell of it."""
+        reconnects = self._bus.reconnects
+        try:
+            await self._register()
+        except BusError as error:
+            logger.warning("not registered yet", extra={"executor_id": self.name, "why": str(error)})
+            return False
+        self._registered = reconnects
+        return True
+
     async def _stay_registered(self) -> None:
         """A bus that comes back may have lost the registration, or have an earlier one again. Where another process has
         the id by then, the registration is that one's."""
-        registered = self._bus.reconnects
         while True:
             check_cancelled()
-            await self._bus.wait_reconnected(registered, None)
+            if self._registered is not None:
+                await self._bus.wait_reconnected(self._registered, None)
             await self._lease.renewed()
-            reconnects = self._bus.reconnects
-            try:
-                await self._register()
-                registered = reconnects
-            except BusError as error:
-                logger.warning("not registered yet", extra={"executor_id": self.name, "why": str(error)})
+            if not await self._try_register():
                 await asyncio.sleep(HEARTBEAT_S)
 
     async def _join_pool(self) -> None:

@@ -145,6 +145,33 @@ async def test_a_bus_that_goes_away_in_its_first_moments_is_waited_for(
         await own_bus.close()
 
 
+async def test_an_executor_that_cannot_be_registered_yet_serves(
+    nats_url: str, bus: Bus, listener: Listener, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    """As where the bus's disk is full."""
+    is_full = True
+    own_bus = await Bus.connect(nats_url, "executor-0")
+    own_bus.fence(lambda subject: not (is_full and f"KV.{subjects.EXECUTORS_BUCKET}." in subject))
+    settings = ExecutorSettings(model_path=str(model_folder), engine="sim", sim_time_scale=0.2, kv_blocks=256)
+    service = make_service(own_bus, settings, tokenizer)
+    await service.start()
+    serving = asyncio.create_task(service.run())
+    assert (await asyncio.wait_for(listener.heartbeats.get(), 20)).info == service.info
+    await bus.publish(subjects.inbox("executor-0"), make_request("a"))
+    assert (await listener.until_end("a"))[1] is FinishReason.LENGTH
+    executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+    assert await executors.keys() == set()
+    is_full = False
+    async with asyncio.timeout(20):
+        async for entry in executors.watch():
+            if entry is not None and entry.value == service.info:
+                break
+    serving.cancel()
+    await asyncio.wait((serving,))
+    await service.stop()
+    await own_bus.close()
+
+
 def make_request(request_id: str, kind: Kind = Kind.ONLINE, max_tokens: int = 10) -> GenerateRequest:
     sampling = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=True)
     gateway_id = GATEWAY if kind is Kind.ONLINE else ""
