@@ -32,6 +32,7 @@ from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 from tests.services.gateway.live.test_failover import SLOW, Stream, undisturbed
+from tests.services.profiler.profiling import until
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.run import in_virtual_time
 
@@ -131,12 +132,12 @@ class HangsBehindFailure:
 
     def __init__(self) -> None:
         self.spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), takes_steps_ahead=True)
-        self.let_go, self.num_steps = threading.Event(), 0
+        self.fails, self.let_go, self.num_steps = threading.Event(), threading.Event(), 0
 
     def execute(self, batch: StepBatch) -> StepResult:
         self.num_steps += 1
         if batch.follows is None:
-            self.let_go.wait(0.2)
+            self.fails.wait(60)
             raise EngineError("bad step")
         self.let_go.wait()
         return StepResult({}, 1.0)
@@ -149,7 +150,7 @@ async def test_a_step_ahead_that_hangs_when_the_one_before_it_has_failed_is_noti
     nats_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:
     settings = ExecutorSettings(
-        model_path=str(model_folder), engine="sim", step_timeout_s=0.3, strategy=Strategy.of("sarathi++")
+        model_path=str(model_folder), engine="sim", step_timeout_s=1.0, strategy=Strategy.of("sarathi++")
     )
     own_bus, engine = await Bus.connect(nats_url, "executor-0"), HangsBehindFailure()
     service = ExecutorService(own_bus, settings, engine, tokenizer, SystemClock())  # type: ignore[arg-type]
@@ -157,6 +158,8 @@ async def test_a_step_ahead_that_hangs_when_the_one_before_it_has_failed_is_noti
     running = asyncio.create_task(service.run())
     request = GenerateRequest("on", Kind.ONLINE, list(range(20)), SamplingParams(20), 0.0, "gateway")
     await own_bus.publish(subjects.inbox("executor-0"), request)
+    await until(lambda: service._loop._ahead is not None)
+    engine.fails.set()
     with pytest.raises(EngineLostError, match="the engine hangs: step 1"):
         await asyncio.wait_for(running, 60)
     assert engine.num_steps == 2
