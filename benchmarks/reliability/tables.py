@@ -23,6 +23,7 @@ def tally_rows(tallies: Sequence[Tally]) -> Iterator[Row | str]:
             "refused": f"{tally.num_refused:,}",
             "without Retry-After": f"{tally.without_retry.total():,}",
             "failed": f"{tally.num_failed:,}",
+            "cut off at the end": f"{tally.num_sent - tally.num_served - tally.num_refused - tally.num_failed:,}",
         }
     for tally in tallies:
         for what, words in (("refused", tally.refused), ("failed", tally.failed)):

@@ -30,7 +30,7 @@ from benchmarks.reliability.sampling import SUPERVISOR, Held, ProcessSample, Sta
 from benchmarks.reliability.slopes import NUM_BLOCKS, slope
 from benchmarks.reliability.soak import OBJECTS, SAMPLES, Run, soak
 from benchmarks.reliability.soak_report import FLAT, SHORT, lines_of, report, restarts, verdict
-from benchmarks.reliability.tables import end_cut_short, with_file
+from benchmarks.reliability.tables import end_cut_short, tally_rows, with_file
 from loadgen.client.records import RequestRecord
 from loadgen.errors import ServerError
 from loadgen.progress import bars_on
@@ -138,6 +138,16 @@ async def test_refusals_are_told_from_failures_and_by_whether_they_say_when_to_c
     assert await tally.take(asyncio.sleep(0, "answer")) == "answer"
     assert (tally.num_sent, tally.num_served, tally.num_refused, tally.num_failed) == (6, 2, 3, 1)
     assert tally.without_retry == {"N: no room": 1} and tally.retry_after_s == [2.0, 30.0]
+
+
+def test_whatever_was_sent_is_in_one_column_of_the_table() -> None:
+    """Also what was under way when its clients left."""
+    tally = Tally("viewers", num_sent=1010, num_served=7)
+    tally.refused["503"] += 999
+    tally.failed["OSError"] += 1
+    (row, *words) = tally_rows([tally])
+    assert isinstance(row, dict) and row["sent"] == "1,010" and row["cut off at the end"] == "3"
+    assert words == ["viewers, refused 999 times: 503", "viewers, failed 1 times: OSError"]
 
 
 async def test_viewers_that_are_there_at_once_are_each_counted() -> None:
