@@ -78,8 +78,9 @@ class ShownPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as its tokens read, special ones by their names. ``offsets``: in characters, where each begins; tokens
-    that make one character together begin where it does."""
+    """A prompt as its tokens read, special ones by their names, without what the tokenizer puts before every text
+    (BOS, a blank). ``offsets``: in characters, where each token begins; those that make one character together begin
+    where it does."""
 
     tokenizer: Tokenizer
     text: str
@@ -88,10 +89,11 @@ class Echo:
     @classmethod
     def of(cls, tokenizer: Tokenizer, token_ids: Sequence[int]) -> Echo:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        parts, offsets, num_shown = [], [], 0
-        for token_id in token_ids:
+        num_before = tokenizer.num_before_text(token_ids)
+        parts, offsets, num_shown = [], [0] * num_before, 0
+        for place, token_id in enumerate(token_ids[num_before:]):
             offsets.append(num_shown)
-            parts.append(decoder.decode(tokenizer.token_bytes(token_id)))
+            parts.append(decoder.decode(tokenizer.token_bytes(token_id) if place else tokenizer.first_bytes(token_id)))
             num_shown += len(parts[-1])
         return cls(tokenizer, "".join(parts) + decoder.decode(b"", final=True), offsets)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 CHAT_DEFAULTS = ChatOptions()
+TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
 
 Dicts = Sequence[Mapping[str, Any]]  # messages or tools, as templates take them
 
@@ -60,7 +61,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises ModelError."""
+        """Read tokenizer.json, tokenizer_config.json and the TEMPLATE_FILES. Raises ModelError."""
         folder = Path(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -81,6 +82,16 @@ class Tokenizer:
         meanwhile, as they do not beside the library's ``encode``."""
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    def num_before_text(self, token_ids: Sequence[int]) -> int:
+        """How many tokens at a prompt's beginning are those that ``encode`` puts before every text."""
+        return len(self._before_text) if tuple(token_ids[: len(self._before_text)]) == self._before_text else 0
+
+    @cached_property
+    def _before_text(self) -> tuple[int, ...]:
+        encoded = self._backend.encode("a")
+        are_of_text = [not is_special for is_special in encoded.special_tokens_mask]
+        return tuple(encoded.ids[: are_of_text.index(True)] if True in are_of_text else encoded.ids)
 
     def apply_chat_template(
         self, messages: Dicts, tools: Dicts | None = None, options: ChatOptions = CHAT_DEFAULTS
@@ -119,6 +130,12 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What the token alone stands for, special ones by their name."""
         return self._bytes.of(token_id)
+
+    def first_bytes(self, token_id: int) -> bytes:
+        """As ``token_bytes``, of a text's first token: without the blank that SentencePiece puts before every text."""
+        whole = self.token_bytes(token_id)
+        shown = self.decode([token_id], skip_special_tokens=False)
+        return whole[1:] if f" {shown}".encode() == whole else whole
 
     @property
     def for_grammars(self) -> LLTokenizer:
@@ -167,14 +184,19 @@ def _eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def _find_chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The template of conversations, and the one for those with tools where it is another. Raises ModelError."""
-    beside = folder / "chat_template.jinja"
-    if not beside.exists():
-        return find_templates(config)
+    """The template of conversations, and the one for those with tools where it is another. Files stand in place of all
+    that the config has, as in transformers. Raises ModelError."""
+    default, tool_use = (_read_if_there(folder / each) for each in TEMPLATE_FILES)
+    return find_templates(config) if default is None and tool_use is None else (default, tool_use)
+
+
+def _read_if_there(path: Path) -> str | None:
+    if not path.exists():
+        return None
     try:
-        return beside.read_text(encoding="utf-8"), None
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{beside} cannot be read: {error}") from error
+        raise ModelError(f"{path} cannot be read: {error}") from error
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

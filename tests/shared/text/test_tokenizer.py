@@ -34,7 +34,7 @@ CHARACTERS = st.characters(codec="utf-8", max_codepoint=0x3FFFF, exclude_categor
 MIXED_TEXT = st.text(st.one_of(CHARACTERS, st.sampled_from("😀👩🏽‍🚀漢é \n▁")), max_size=60)
 
 
-def byte_fallback_tokenizer() -> Tokenizer:
+def byte_fallback_backend() -> tokenizers.Tokenizer:
     """As SentencePiece models are: few whole words, a token for each byte, and a stripped first space."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdeéhlo", "▁a", "▁h", "he", "ll"]
     vocab = {piece: index for index, piece in enumerate(pieces)}
@@ -45,10 +45,10 @@ def byte_fallback_tokenizer() -> Tokenizer:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return Tokenizer(backend, None, {})
+    return backend
 
 
-BYTE_FALLBACK = byte_fallback_tokenizer()
+BYTE_FALLBACK = Tokenizer(byte_fallback_backend(), None, {})
 
 
 def stream(
@@ -204,6 +204,29 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
 def test_named_templates_give_the_default(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     assert folder_with(tmp_path, {"chat_template": templates}).render_chat([]) == "D"
+
+
+@pytest.mark.parametrize("has_default", [True, False])
+def test_a_template_for_tools_that_is_a_file_is_read_as_transformers_reads_it(
+    has_default: bool, tmp_path: Path
+) -> None:
+    """In place of what the config has, also where that is all but the one for tools."""
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("{{ tools | length }} tools")
+    if has_default:
+        (tmp_path / "chat_template.jinja").write_text("no tools")
+    config = {"chat_template": "of the config", "tokenizer_class": "PreTrainedTokenizerFast"}
+    tokenizer, messages, tools = folder_with(tmp_path, config), CONVERSATIONS[0], [{"type": "function"}]
+    reference = AutoTokenizer.from_pretrained(str(tmp_path))
+    expected = reference.apply_chat_template(messages, tools=tools, tokenize=False)
+    assert tokenizer.render_chat(messages, tools) == expected == "1 tools"
+    if has_default:
+        assert tokenizer.render_chat(messages) == reference.apply_chat_template(messages, tokenize=False) == "no tools"
+        return
+    with pytest.raises(ValueError, match="no default"):
+        reference.apply_chat_template(messages, tokenize=False)
+    with pytest.raises(ChatTemplateError):
+        tokenizer.render_chat(messages)
 
 
 @pytest.mark.parametrize(
