@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription
 
 from shared.bus.connection import CLIENTS, FencedClient
 from tests.simulation.nats.session import Session
-from tests.simulation.nats.wire import Transport, Unhandled, as_on_the_wire
+from tests.simulation.nats.wire import Transport, Unhandled, as_on_the_wire, within
 
 if TYPE_CHECKING:
     from tests.simulation.nats.server import MemoryServer
@@ -254,7 +254,7 @@ class MemoryClient(FencedClient):
         self._resp_map[token] = future
         try:
             await self.publish(subject, payload, reply=self._resp_sub_prefix.decode() + token, headers=headers)
-            return await asyncio.wait_for(future, timeout)
+            return await within(future, timeout)
         except TimeoutError as error:
             raise nats.errors.TimeoutError from error
         finally:

@@ -68,6 +68,24 @@ class Unhandled(asyncio.Queue[Any]):
         return queue.popleft()
 
 
+async def within(future: asyncio.Future[Any], timeout_s: float) -> Any:
+    """As asyncio.wait_for of Python 3.11 does it: a cancellation that comes together with the result is lost."""
+    timer = asyncio.get_running_loop().call_later(timeout_s, _expire, future)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if future.cancelled() or not future.done():
+            raise
+        return future.result()
+    finally:
+        timer.cancel()
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
+
+
 def as_on_the_wire(headers: dict[str, Any]) -> Headers:
     """As they come out at the other end. Raises BadHeaderError."""
     sent: Headers = {}
