@@ -163,6 +163,15 @@ def test_each_gpu_copies_its_own_part_of_a_slot() -> None:
     assert of_heads == of_layers == whole / 4
 
 
+@pytest.mark.parametrize("device", sorted(DEVICES))
+def test_a_slot_goes_to_the_host_by_what_the_link_reaches(device: str) -> None:
+    """Of PCIe's rate, four fifths."""
+    architecture, gpu = architecture_named("llama2-7b"), device_named(device)
+    slot_bytes = 2 * 2 * 32 * 32 * 128  # keys and values in halves, layers, heads, their size
+    swapped_ms = swap_ms_per_slot(architecture, gpu)
+    assert swapped_ms == pytest.approx(slot_bytes / (0.8 * gpu.host_bytes_per_s) * 1e3)
+
+
 def test_kv_heads_are_repeated_where_there_are_too_few() -> None:
     per_token = [roofline("llama3.1-8b", "h200", tp).ms_per_kv_token for tp in (4, 8, 16)]
     assert per_token[0] > per_token[1] == per_token[2]
