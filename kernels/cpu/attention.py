@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu import decodes
+from kernels.cpu import row_attention
 from kernels.cpu.batch import Chunk, DecodeGroup, GatheredBatch
 from kernels.cpu.chunk_products import attend_causally, suits
 
@@ -33,12 +33,13 @@ def attend(
     """``kernels.paged_attention.paged_attention`` on the CPU."""
     num_tokens, num_heads, k_dim = query.shape
     out = query.new_empty(num_tokens, num_heads, kv_cache.shape[3] - k_dim)
-    if decodes.suits(kv_cache.dtype, k_dim, out.shape[2]):
-        decodes.attend(query, kv_cache, batch.decodes, scale, window, out)
+    in_rows = row_attention.suits(kv_cache.dtype, k_dim, out.shape[2])
+    if in_rows:
+        row_attention.attend(query, kv_cache, batch.rows, scale, window, out)
     else:
         for group in batch.decodes.groups(window, query):
             _attend_decodes(query, kv_cache, group, scale, buffer, out)
-    for chunk in batch.chunks:
+    for chunk in batch.other_chunks if in_rows else batch.chunks:
         _attend_chunk(query, kv_cache, chunk, scale, buffer, window, out)
     return out
 
@@ -50,10 +51,10 @@ def _attend_decodes(
     num_kv_heads, k_dim = kv_cache.shape[2], query.shape[2]
     gathered = buffer.gather(kv_cache, group.slots).view(num_rows, -1, num_kv_heads, kv_cache.shape[3])
     kv = gathered.transpose(1, 2)  # [num_rows, num_kv_heads, num_keys, k_dim + v_dim]
-    rows = query[group.start : group.end].view(num_rows, num_kv_heads, -1, k_dim)
+    queries = query[group.start : group.end].view(num_rows, num_kv_heads, -1, k_dim)
     keys, values = kv[..., :k_dim], kv[..., k_dim:]
     mask = None if group.mask is None else group.mask[:, None, None, :]
-    attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
     out[group.start : group.end].view(attended.shape).copy_(attended)
 
 
@@ -67,10 +68,10 @@ def _attend_chunk(
     if chunk.reads_all(window) and suits(query, num_rows):
         attend_causally(grouped, gathered, scale, out[chunk.start : chunk.end].view(*grouped.shape[:3], -1))
         return
-    rows = grouped.permute(1, 2, 0, 3)
+    queries = grouped.permute(1, 2, 0, 3)
     kv = gathered.transpose(0, 1).unsqueeze(1)  # [num_kv_heads, 1, num_keys, k_dim + v_dim]
-    kv = kv.expand(-1, rows.shape[1], -1, -1)  # one KV head for its query heads: a view, not a copy
+    kv = kv.expand(-1, queries.shape[1], -1, -1)  # one KV head for its query heads: a view, not a copy
     keys, values = kv[..., :k_dim], kv[..., k_dim:]
     mask, is_causal = chunk.mask(window, query), chunk.is_plain_causal(window)
-    attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale)
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale)
     out[chunk.start : chunk.end].view(num_rows, *attended.shape[:2], -1).copy_(attended.permute(2, 0, 1, 3))

@@ -1,7 +1,8 @@
 """A step as the CPU reads it: which slots are gathered for each attention call, and what is masked.
 
-Decodes are read where they lie (``kernels.cpu.decodes``), or those of similar length share one call, padded to the
-longest; each chunk is a call of its own. Only a sequence's own slots are gathered: NaN plus a mask's -inf is NaN.
+Decodes and short chunks are read where they lie, each token by itself (``kernels.cpu.row_attention``). Where that does
+not suit the KV cache, decodes of similar length share one call, padded to the longest; each other chunk is a call of
+its own. Only a sequence's own slots are gathered: NaN plus a mask's -inf is NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +18,37 @@ import torch
 from kernels.slots import Ints, StepLayout, slots_of
 
 GATHER_BYTES = 4 << 20  # KV of one decode group: small enough to be still in cache when attention reads it
+MAX_ROWS, MAX_ROW_KEYS = 8, 256  # new tokens of a sequence, and all that the last of them reads
 MAX_PADDING = 1.5  # a group's longest sequence over its shortest
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tokens that are computed one by one."""
+
+    block_size: int
+    tables: Ints  # of the step's sequences, end to end
+    numbers: Ints  # [num_rows], which of the step's tokens they are
+    starts: Ints  # [num_rows], where in ``tables`` that of each one's sequence begins
+    seq_lens: Ints  # [num_rows], KV tokens that each reads, its own included
+    fills_right: npt.NDArray[np.bool_]  # [num_rows]
+    num_keys: int  # that all of them read
+
+    @classmethod
+    def of(cls, layout: StepLayout, in_rows: npt.NDArray[np.bool_]) -> Rows:
+        """Those of the sequences that ``in_rows`` [num_sequences] tells."""
+        numbers = np.flatnonzero(np.repeat(in_rows, layout.num_new))
+        starts = np.concatenate(([0], layout.table_ends[:-1]))
+        seq_lens = layout.positions[numbers] + 1
+        return cls(
+            layout.block_size,
+            layout.blocks,
+            numbers,
+            np.repeat(starts, layout.num_new)[numbers],
+            seq_lens,
+            np.repeat(layout.fills_right, layout.num_new)[numbers],
+            int(seq_lens.sum()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +140,10 @@ class Chunk:
 
 @dataclass(slots=True)
 class GatheredBatch:
-    """One step's attention calls."""
+    """One step's attention calls, for KV caches that rows suit and for others."""
 
+    rows: Rows  # of all decodes, and of chunks as ``is_read_in_rows`` says
+    other_chunks: list[Chunk]  # that ``rows`` lacks
     decodes: Decodes
     chunks: list[Chunk]
 
@@ -132,7 +165,16 @@ class GatheredBatch:
             for i in range(count, len(ends))
         ]
         tables, right = layout.blocks[: starts[count]], layout.fills_right[:count]
-        return cls(Decodes(size, tables, starts[:count], layout.seq_lens[:count], right, bytes_per_block), chunks)
+        decodes = Decodes(size, tables, starts[:count], layout.seq_lens[:count], right, bytes_per_block)
+        in_rows = is_read_in_rows(layout.num_new, layout.seq_lens)
+        others = [chunk for chunk, is_in_rows in zip(chunks, in_rows[count:], strict=True) if not is_in_rows]
+        return cls(Rows.of(layout, in_rows), others, decodes, chunks)
+
+
+def is_read_in_rows(num_new: Ints, seq_lens: Ints) -> npt.NDArray[np.bool_]:
+    """[num_sequences], whether a sequence's new tokens are best computed one by one. Each reads all its keys anew,
+    which costs little while they are in a cache near by, or few do."""
+    return (num_new <= MAX_ROWS) | (seq_lens <= MAX_ROW_KEYS)
 
 
 def _group_bounds(num_blocks: list[int], bytes_per_block: int) -> Iterator[tuple[int, int]]:

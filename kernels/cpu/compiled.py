@@ -7,11 +7,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import get_num_threads, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
+from numba import get_num_threads, njit
 
 LOG2_E = math.log2(math.e)
 EXP2 = tuple(np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))  # of 2**x, x in [-0.5, 0.5]
@@ -63,22 +59,3 @@ def exp2(x):
     value = value * part + EXP2[1]
     value = value * part + EXP2[0]
     return value * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
-
-
-@intrinsic
-def prefetch(typingctx, array, row, column, lane):
-    """Have the processor fetch the cache line of ``array[row, column, lane]``, without waiting for it."""
-
-    def generate(context, builder, signature, arguments):
-        kind, indices = signature.args[0], arguments[1:]
-        view = make_array(kind)(context, builder, arguments[0])
-        pointer = cgutils.get_item_pointer(context, builder, kind, view, indices)
-        kinds = [pointer.type, *[cgutils.int32_t] * 3]
-        instruction = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
-        )
-        to_read, into_all_caches, of_data = (cgutils.int32_t(value) for value in (0, 3, 1))
-        builder.call(instruction, [pointer, to_read, into_all_caches, of_data])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.intp, types.intp), generate

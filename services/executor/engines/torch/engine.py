@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from kernels.cpu import decodes
+from kernels.cpu import row_attention
 from kernels.cpu.attention import GatherBuffer
 from kernels.padded_decodes import PaddedDecodes
 from kernels.paged_attention import AttentionMetadata
@@ -138,7 +138,7 @@ class TorchEngine(EngineOnTorch):
             engine.spec = msgspec.structs.replace(spec, device=spec.device + engine.variant)
         else:
             for shape in dict.fromkeys(model.shapes.values()):
-                decodes.prepare(model.dtype, shape.k_dim, shape.v_dim)
+                row_attention.prepare(model.dtype, shape.k_dim, shape.v_dim)
         logger.info("model loaded", extra={"model": name, "device": engine.spec.device, "num_blocks": blocks})
         return engine
 

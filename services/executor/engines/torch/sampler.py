@@ -17,6 +17,7 @@ from shared.protocol.tokens import TokenLogprobs
 FIRST_CANDIDATES = 256  # a nucleus rarely holds more; rows whose nucleus does look at eight times as many
 NO_TOKEN = -1  # in tensors too, as vLLM hands them on
 NOT_FINITE = "the model's logits are not finite"
+PIECE = 256  # of a row, where its maximum is looked for on a CPU
 LEAST = -9999.0  # of log probabilities: OpenAI's word for next to impossible; JSON has no infinity
 
 PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -34,7 +35,7 @@ def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks |
     ``uniforms(seed, position)``."""
     has_ties = logits.dtype is not torch.float32  # also where another row's wishes make them float32
     logits = adjusted(logits, rows, grammars)
-    top, chosen = logits.max(dim=-1)
+    top, chosen = _greatest(logits)
     tokens: list[int] = chosen.masked_fill_(~torch.isfinite(top), NO_TOKEN).tolist()
     random = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and tokens[i] != NO_TOKEN]
     whole = [i for i in random if not _is_truncated(rows[i].sampling, logits.shape[-1])]
@@ -45,6 +46,21 @@ def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks |
         scaled = _scaled(logits, top, rows, truncated)
         _draw_truncated(scaled, rows, truncated, FIRST_CANDIDATES, tokens, has_ties)
     return tokens
+
+
+def _greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``logits.max(dim=-1)``. On a CPU torch goes through a row number by number to know the place of its maximum; to
+    find the piece that has it first takes a fifth of the time."""
+    whole = logits.shape[-1] // PIECE * PIECE
+    if logits.device.type != "cpu" or not whole:
+        top, chosen = logits.max(dim=-1)
+        return top, chosen
+    pieces = logits[:, :whole].unflatten(-1, (-1, PIECE))
+    piece = pieces.amax(dim=-1).argmax(dim=-1)
+    best = pieces[torch.arange(len(logits)), piece]
+    first = piece * PIECE
+    candidates, places = torch.cat([best, logits[:, whole:]], dim=-1).max(dim=-1)
+    return candidates, torch.where(places < PIECE, first + places, whole + places - PIECE)
 
 
 def gather_logprobs(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from vllm.v1.attention.backend import AttentionMetadataBuilder
 
-from kernels.cpu import decodes
+from kernels.cpu import row_attention
 from kernels.cpu.attention import GatherBuffer
 from kernels.paged_attention import AttentionMetadata
 from kernels.slots import StepLayout
@@ -41,7 +41,7 @@ class DirectedStepBuilder(AttentionMetadataBuilder[DirectedStep]):
         self._kv_cache = _kv_caches(runner, self.layer_names)[0]
         if self._kv_cache.device.type == "cpu":
             head_size = self._kv_cache.shape[3] // 2
-            decodes.prepare(self._kv_cache.dtype, head_size, head_size)
+            row_attention.prepare(self._kv_cache.dtype, head_size, head_size)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> DirectedStep:
         """Raises RuntimeError before ``bind``: no step has run by then."""

@@ -45,6 +45,15 @@ def test_uniforms_are_even_and_unlike_their_neighbours() -> None:
     assert len(np.unique(drawn)) == count
 
 
+@pytest.mark.parametrize("vocab_size", [3, 255, 256, 257, 1000, 1024])
+@pytest.mark.parametrize("values", [1, 3, 1000], ids="{} values".format)
+def test_greedy_is_the_first_of_the_greatest(vocab_size: int, values: int) -> None:
+    logits = torch.randint(values, (50, vocab_size), generator=torch.Generator().manual_seed(vocab_size)).float()
+    assert sample(logits, rows(50, temperature=0.0)) == logits.numpy().argmax(axis=1).tolist()
+    logits[range(50), torch.arange(50) * 7 % vocab_size] = math.nan
+    assert sample(logits, rows(50, temperature=0.0)) == [NO_TOKEN] * 50
+
+
 def test_greedy_and_top_k_one_are_the_argmax() -> None:
     torch.manual_seed(0)
     logits = torch.randn(40, VOCAB)

@@ -1,11 +1,11 @@
-"""Decodes by the compiled kernel, around its tiles of keys."""
+"""Decodes and short chunks by the compiled kernel, around its tiles of keys."""
 
 import importlib.util
 
 import pytest
 import torch
 
-from kernels.cpu import decodes
+from kernels.cpu import row_attention
 from tests.kernels.rig import Case, Shape
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="Numba is not installed")
@@ -19,6 +19,8 @@ SHAPES = [
     Shape(LENGTHS, window=65, right=(1, 7)),
     Shape(LENGTHS, window=1, block_size=8, right=(1,)),
     Shape(((200, 1), (70, 1), (5, 9), (0, 120)), right=(0, 2)),
+    Shape(((248, 8), (0, 256), (0, 17), (300, 8), (1, 2)), num_heads=3, num_kv_heads=1, right=(1, 3)),
+    Shape(((100, 50), (20, 8), (0, 33)), num_heads=4, num_kv_heads=2, window=31, block_size=8, right=(2,)),
 ]
 
 
@@ -31,11 +33,12 @@ def num_threads(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_decodes_match_float64_reference(shape: Shape, num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_match_float64_reference(shape: Shape, num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def gather(*arguments: object) -> None:
         raise AssertionError("gathered")
 
-    monkeypatch.setattr("kernels.cpu.attention._attend_decodes", gather)
+    for gathering in ("_attend_decodes", "_attend_chunk"):
+        monkeypatch.setattr(f"kernels.cpu.attention.{gathering}", gather)
     Case.of(shape, torch.float32, paged=False).check()
 
 
@@ -52,14 +55,19 @@ def test_scores_far_apart() -> None:
 
 
 def test_what_the_kernel_suits() -> None:
-    assert decodes.suits(torch.float32, 64, 64)
-    assert not decodes.suits(torch.bfloat16, 64, 64)
-    assert not decodes.suits(torch.float32, 80, 80)
-    assert not decodes.suits(torch.float32, 64, 32)
+    assert row_attention.suits(torch.float32, 64, 64)
+    assert not row_attention.suits(torch.bfloat16, 64, 64)
+    assert not row_attention.suits(torch.float32, 80, 80)
+    assert not row_attention.suits(torch.float32, 64, 32)
+
+
+def test_long_chunks_are_gathered_beside_rows(num_threads: int) -> None:
+    parts = ((200, 1), (300, 9), (0, 257), (0, 30), (500, 120))
+    Case.of(Shape(parts, num_heads=4, num_kv_heads=2, right=(1, 4)), torch.float32, paged=False).check()
 
 
 def test_without_the_kernel_decodes_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case.of(SHAPES[0], torch.float32, paged=False)
     in_place = case.attended()
-    monkeypatch.setattr(decodes, "suits", lambda *shape: False)
+    monkeypatch.setattr(row_attention, "suits", lambda *shape: False)
     torch.testing.assert_close(case.attended(), in_place, atol=1e-5, rtol=1e-5)

@@ -1,50 +1,52 @@
-"""Decodes by the compiled kernel, where it suits them."""
+"""Query rows by the compiled kernel, where it suits them."""
 
 import functools
 
 import torch
 
-from kernels.cpu.batch import Decodes
+from kernels.cpu.batch import Rows
 from kernels.cpu.threads import has_numba, use_threads
 
 HEAD_SIZES = (64, 128)  # that the kernel is compiled for: each takes seconds, once on a machine
 
 
 def suits(dtype: torch.dtype, k_dim: int, v_dim: int) -> bool:
-    """Whether decodes of such a KV cache are best computed here. Numba is not there everywhere."""
+    """Whether rows of such a KV cache are best computed here. Numba is not there everywhere."""
     return dtype is torch.float32 and k_dim == v_dim and k_dim in HEAD_SIZES and has_numba()
 
 
 def prepare(dtype: torch.dtype, k_dim: int, v_dim: int) -> None:
     """Compile now what ``attend`` would compile when it is first called."""
     if suits(dtype, k_dim, v_dim):
-        from kernels.cpu.decode_kernel import decode_kernel
+        from kernels.cpu.row_kernel import row_kernel
 
-        decode_kernel(k_dim, v_dim)
+        row_kernel(k_dim, v_dim)
 
 
 def attend(
-    query: torch.Tensor, kv_cache: torch.Tensor, decodes: Decodes, scale: float, window: int | None, out: torch.Tensor
+    query: torch.Tensor, kv_cache: torch.Tensor, rows: Rows, scale: float, window: int | None, out: torch.Tensor
 ) -> None:
-    """The leading rows of ``paged_attention``, to ``out`` [num_tokens, num_heads, v_dim], on torch's threads."""
-    num_rows, num_kv_heads = len(decodes.starts), kv_cache.shape[2]
-    if not num_rows:
+    """Those rows of ``paged_attention``, to ``out`` [num_tokens, num_heads, v_dim], on torch's threads."""
+    if not len(rows.numbers):
         return
-    from kernels.cpu.decode_kernel import decode_kernel
+    from kernels.cpu.row_kernel import row_kernel
 
-    num_threads = use_threads(len(decodes.tables) * kv_cache[0].numel())
-    decode_kernel(query.shape[2], out.shape[2])(
-        query[:num_rows].numpy(),
+    num_kv_heads = kv_cache.shape[2]
+    num_threads = use_threads(rows.num_keys * num_kv_heads * kv_cache.shape[3])
+    row_kernel(query.shape[2], out.shape[2])(
+        query.numpy(),
         kv_cache.view(-1, num_kv_heads, kv_cache.shape[3]).numpy(),
-        decodes.tables,
-        decodes.starts,
-        decodes.seq_lens,
-        decodes.fills_right,
-        decodes.block_size,
+        rows.tables,
+        rows.numbers,
+        rows.starts,
+        rows.seq_lens,
+        rows.fills_right,
+        rows.block_size,
         window or 0,
         scale,
-        _num_splits(num_rows, num_kv_heads, num_threads),
-        out[:num_rows].numpy(),
+        _num_splits(len(rows.numbers), num_kv_heads, num_threads),
+        num_threads,
+        out.numpy(),
     )
 
 
