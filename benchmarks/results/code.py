@@ -1,21 +1,25 @@
-"""Which files a command's figures rest on, and what was changed in them since. Comments and docstrings do not count."""
+"""Which code a command's figures rest on, and which commits changed it since."""
 
-import ast
 import shlex
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from benchmarks.harness.origin import DIRTY, ROOT, Origin, git
+from benchmarks.results.parts import parts_of
+from benchmarks.results.reach import reached
+from benchmarks.results.tree import Tree, tree_of
 
 PRODUCT = ("services", "shared", "kernels", "loadgen")
+FOLDERS = (*PRODUCT, "benchmarks")
 STARTERS = ("benchmarks/harness/stack.py", "benchmarks/harness/local_stack.py")
 """Whoever imports these measures processes that run the whole product."""
 SHOWN_BY = ("charts", "command", "kept", "origin", "page", "table")
 SHOWING = tuple(f"benchmarks/harness/{name}.py" for name in SHOWN_BY)  # how figures are shown, not what they are
 FIGURES = "benchmarks.figures"  # papers'
+
+Meaning = tuple[str, int | str]  # of a part, its name and a hash of what it says
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +48,25 @@ def age_of(origin: Origin, root: Path = ROOT) -> Age:
     """What git knows of the code in the repository at ``root``."""
     if origin.revision is None:
         return Age(unknown="no revision")
-    if origin.command is None or not (paths := paths_of(origin.command, root)):
+    now = git(root, "rev-parse", "HEAD") or ""
+    if origin.command is None or not (new := meanings_below(origin.command, root, now)):
         return Age(unknown="no command of this project")
     if origin.revision.endswith(DIRTY):
         return Age(unknown=f"revision {origin.revision}, and what was not committed then")
     made_at = origin.revision
-    now = git(root, "rev-parse", "HEAD") or ""
-    listed = git(root, "diff", "--name-only", "--no-renames", made_at, now, "--", *paths)
-    if listed is None:
+    old = meanings_below(origin.command, root, made_at)
+    if old is None:
         return Age(unknown=f"revision {made_at} is not in {_this_repository(root)}")
-    changed = listed.splitlines()
-    before, after = _meanings(root, made_at, changed), _meanings(root, now, changed)
-    older = [path for path in changed if before[path] != after[path]]
-    if not older:
+    said = {each for parts in old.values() for each in parts}, {each for parts in new.values() for each in parts}
+    other = said[0] ^ said[1]
+    if not other:
         return Age()
-    log = git(root, "log", "--format=%h %s", f"{made_at}..{now}", "--", *older)
-    if not log or git(root, "merge-base", "--is-ancestor", made_at, now) is None:
+    paths = sorted(path for parts in (old, new) for path, each in parts.items() if not other.isdisjoint(each))
+    if git(root, "merge-base", "--is-ancestor", made_at, now) is None:
         return Age(
-            unknown=f"revision {made_at} has another {older[0]}, and is none before HEAD in {_this_repository(root)}"
+            unknown=f"revision {made_at} has another {paths[0]}, and is none before HEAD in {_this_repository(root)}"
         )
-    return Age(log.splitlines())
+    return Age(_commits(root, f"{made_at}..{now}", dict.fromkeys(paths), {name for name, _ in other}))
 
 
 def _this_repository(root: Path) -> str:
@@ -72,36 +75,25 @@ def _this_repository(root: Path) -> str:
     return "this repository"
 
 
-def _meanings(root: Path, revision: str, paths: Sequence[str]) -> dict[str, int | None]:
-    """By path, a hash of what a Python file does, without what is said of it, and of any other file's text. None where
-    there was none."""
-    known = _known(root, revision)
-    asked = [path for path in paths if path not in known]
-    command, objects = ("git", "cat-file", "--batch"), "".join(f"{revision}:{path}\n" for path in asked)
-    said = subprocess.run(command, cwd=root, input=objects.encode(), capture_output=True, check=True).stdout
-    for path in asked:
-        head, _, said = said.partition(b"\n")
-        if head.endswith(b" missing"):
-            known[path] = None
-            continue
-        size = int(head.rpartition(b" ")[2])
-        text, said = said[:size].decode(errors="replace"), said[size + 1 :]
-        known[path] = hash(ast.dump(_WithoutWords().visit(ast.parse(text))) if path.endswith(".py") else text)
-    return known
+def _commits(root: Path, revisions: str, paths: Iterable[str], names: Container[str]) -> list[str]:
+    """Hash and subject of those that changed parts of these names in these files; of all that changed the files, where
+    it was another in between."""
+    log = git(root, "log", "--format=%H %h %s", revisions, "--", *paths) or ""
+    words = dict(line.split(" ", 1) for line in log.splitlines())
+    changing = {each for each in words if any(p in paths and n in names for p, n in _changed_by(root, each))}
+    return [each for commit, each in words.items() if not changing or commit in changing]
 
 
 @cache
-def _known(root: Path, revision: str) -> dict[str, int | None]:
-    """What has been read of a revision."""
-    return {}
+def _changed_by(root: Path, commit: str) -> frozenset[Meaning]:
+    """Paths and names of the parts that a commit changed."""
+    before, after = (_said(root, revision) for revision in (f"{commit}^", commit))
+    return frozenset((path, name) for path, (name, _) in before ^ after)
 
 
-class _WithoutWords(ast.NodeTransformer):
-    """Leaves out docstrings, also those below constants and fields."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if is_text else node
+def _said(root: Path, revision: str) -> frozenset[tuple[str, Meaning]]:
+    tree = tree_of(root, revision, FOLDERS)
+    return frozenset((path, each) for path in (tree.blobs if tree else ()) for each in _all_of(tree, path))
 
 
 def module_of(command: str) -> str | None:
@@ -113,38 +105,33 @@ def module_of(command: str) -> str | None:
 
 
 def paths_of(command: str, root: Path = ROOT) -> list[str]:
-    """Files and folders, from the repository's root; none where it runs nothing of the project. A paper's figures rest
-    on its own file, not on those of the other papers."""
-    module = module_of(command)
-    if module is None:
-        return list(PRODUCT) if "slackwater" in shlex.split(command) else []
-    if module == FIGURES:
-        module = f"{module}.papers.{shlex.split(command)[3]}"
-    first = file_of(module, root)
-    if first is None:
-        return []
-    seen, left = {first}, [first]
-    while left:
-        for file in imported(left.pop(), root):
-            if file not in seen and file.relative_to(root).as_posix() not in SHOWING:
-                seen.add(file)
-                left.append(file)
-    paths = {file.relative_to(root).as_posix() for file in seen}
-    return sorted(paths.union(PRODUCT) if paths.intersection(STARTERS) else paths)
+    """Files of HEAD that it rests on, at least on a part of."""
+    return sorted(meanings_below(command, root, git(root, "rev-parse", "HEAD") or "") or ())
 
 
 @cache
-def imported(file: Path, root: Path) -> frozenset[Path]:
-    """Modules of the project, also those that functions import."""
-    return frozenset(filter(None, (file_of(name, root) for name in _imported_names(file))))
+def meanings_below(command: str, root: Path, revision: str) -> Mapping[str, frozenset[Meaning]] | None:
+    """Of the parts that it rests on, by the paths of their files; none where it runs nothing of the project, None for a
+    ``revision``, a commit, that is not there. A paper's figures rest on its own module, not on those of the other papers."""
+    tree, module = tree_of(root, revision, FOLDERS), module_of(command)
+    if tree is None:
+        return None
+    product = {path: _all_of(tree, path) for path in tree.blobs if path.split("/")[0] in PRODUCT}
+    if module is None:
+        return product if "slackwater" in shlex.split(command) else {}
+    if module == FIGURES:
+        module = f"{module}.papers.{shlex.split(command)[3]}"
+    first = tree.run_module(module)
+    parts = {} if first is None else reached(first, tree, SHOWING)
+    own = {path: frozenset(each for each in _all_of(tree, path) if each[0] in names) for path, names in parts.items()}
+    return own | product if any(each in parts for each in STARTERS) else own
 
 
-def _imported_names(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
-        yield from names
+def _all_of(tree: Tree, path: str) -> frozenset[Meaning]:
+    """Of a file that is no module its content, by its path."""
+    if not path.endswith(".py"):
+        return frozenset({(path, tree.blobs[path])})
+    return frozenset(parts_of(tree.text(path)).meanings.items())
 
 
 def file_of(module: str, root: Path) -> Path | None:

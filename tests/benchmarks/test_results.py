@@ -1,5 +1,6 @@
 """The tables of the documentation: each is kept with its origin, shown as it is kept, and known to be old."""
 
+import json
 import re
 import shlex
 import signal
@@ -18,7 +19,7 @@ from benchmarks.harness.page import EXIT_INTERRUPTED
 from benchmarks.harness.table import Told
 from benchmarks.results.__main__ import make, pages, show_ages
 from benchmarks.results.again import jobs_of
-from benchmarks.results.code import age_of, file_of, module_of, paths_of
+from benchmarks.results.code import FOLDERS, SHOWING, age_of, file_of, meanings_below, module_of, paths_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -50,8 +51,9 @@ def commit(folder: Path, **files: str) -> str:
 def project(tmp_path: Path) -> Path:
     """A benchmark that imports one module and, in a function, another; a third belongs to nobody."""
     git(tmp_path, "init")
-    bench = "from shared import near\n\n\ndef main():\n    import kernels.far\n"
-    commit(tmp_path, benchmarks__bench=bench, shared__near="", kernels__far="", services__other="")
+    bench = "from shared import near\n\n\ndef main():\n    from kernels.far import far\n\n    return near.step, far\n"
+    modules = {"shared__near": "step = 1\n", "kernels__far": "far = 1\n", "services__other": ""}
+    commit(tmp_path, benchmarks__bench=bench, **modules)
     return tmp_path
 
 
@@ -118,26 +120,92 @@ def test_a_table_is_older_when_what_its_benchmark_imports_has_changed(project: P
     assert paths_of(origin.command or "", project) == ["benchmarks/bench.py", "kernels/far.py", "shared/near.py"]
     commit(project, services__other="changed = True\n")
     assert age_of(origin, project).words() == "as new as its code"
-    commit(project, kernels__far="changed = True\n")
-    commit(project, shared__near="changed = True\n")
+    commit(project, kernels__far="far = 2\n")
+    commit(project, shared__near="step = 2\n")
     age = age_of(origin, project)
     assert [line.split(maxsplit=1)[1] for line in age.commits] == ["shared__near changed", "kernels__far changed"]
     assert age.words().startswith("older than its code by 2 commits, the last ")
 
 
 def test_a_table_is_as_new_as_code_of_which_only_words_have_changed(project: Path) -> None:
-    commit(project, shared__near='"""Near."""\n\n\ndef near() -> int:\n    """One."""\n    return 1\n')
+    commit(project, shared__near='"""Near."""\n\n\ndef step() -> int:\n    """One."""\n    return 1\n')
     origin = made_by("python -m benchmarks.bench", git(project, "rev-parse", "HEAD")).origin
-    commit(project, shared__near='"""Not far."""\n\n\ndef near() -> int:\n    return 1  # one\n')
+    commit(project, shared__near='"""Not far."""\n\n\ndef step() -> int:\n    return 1  # one\n')
     assert age_of(origin, project).words() == "as new as its code"
-    commit(project, shared__near='"""Not far."""\n\n\ndef near() -> int:\n    return 2\n')
-    assert len(age_of(origin, project).commits) == 2
+    commit(project, shared__near='"""Not far."""\n\n\ndef step() -> int:\n    return 2\n')
+    (commit_line,) = age_of(origin, project).commits
+    assert commit_line == git(project, "log", "-1", "--format=%h %s")
+
+
+NEAR = """
+from kernels.far import far
+import services.other
+
+step = far
+
+
+def unused():
+    return services.other.figure
+
+
+if __name__ == "__main__":
+    unused()
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_older"),
+    [
+        ({"shared__near": NEAR.replace("figure", "words")}, False),
+        ({"services__other": "figure = 2\n"}, False),
+        ({"shared__near": NEAR.replace("unused()\n", "print()\n")}, False),  # where it is run itself
+        ({"shared__near": NEAR + "print()\n"}, True),  # when it is loaded
+        ({"services__other": "figure = 1\nprint()\n"}, True),
+        ({"services__other": "figure = 1\n\n\n@register\ndef other(): ...\n"}, True),  # somebody may call it
+        ({"services__other": "figure = 1\n\n\n@cache\ndef other(): ...\n"}, False),
+        ({"kernels__far": "far = 2\n"}, True),
+        ({"kernels__far": "far = 1\nother = 2\n"}, False),
+        ({"kernels__moved": "far = 1\n", "shared__near": NEAR.replace("kernels.far", "kernels.moved")}, False),
+        ({"kernels__moved": "far = 2\n", "shared__near": NEAR.replace("kernels.far", "kernels.moved")}, True),
+        ({"kernels__far": "class far:\n    a: int = 1\n"}, True),
+    ],
+)
+def test_a_table_rests_on_what_its_benchmark_names(project: Path, changes: dict[str, str], is_older: bool) -> None:
+    """And on what that names, whichever module it is in; of other modules on what runs when they are loaded."""
+    at = commit(project, shared__near=NEAR, services__other="figure = 1\n")
+    commit(project, **changes)
+    assert age_of(made_by("python -m benchmarks.bench", at).origin, project).is_new is not is_older
+
+
+@pytest.mark.slow
+def test_what_a_run_of_a_benchmark_calls_is_what_its_table_rests_on(tmp_path: Path) -> None:
+    if git(ROOT, "status", "--porcelain", "--", *FOLDERS):
+        pytest.skip("the code is not that of HEAD")
+    called = tmp_path / "called.json"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.calls",
+        str(called),
+        "benchmarks.scheduling.planning",
+        "--rounds",
+        "1",
+    ]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    meanings = meanings_below("python -m benchmarks.scheduling.planning", ROOT, "HEAD")
+    assert meanings is not None
+    parts = {path: {name for name, _ in each} for path, each in meanings.items()}
+    calls = [(path, name) for path, name in json.loads(called.read_text()) if path not in SHOWING]
+    assert len(calls) > 50
+    assert not [(path, name) for path, name in calls if name not in parts.get(path, ())]
 
 
 def test_what_runs_the_product_rests_on_all_of_it() -> None:
-    assert {"services", "kernels"} < set(paths_of("python -m benchmarks.bus.pipeline"))
-    assert "services" not in paths_of("python -m benchmarks.simulator.simulate")
-    assert "services" in paths_of("slackwater replay --online trace.csv")
+    errors, page = "services/gateway/http/errors.py", "services/gateway/static/index.html"
+    assert {errors, page} < set(paths_of("python -m benchmarks.bus.pipeline"))
+    simulated = paths_of("python -m benchmarks.simulator.simulate")
+    assert "shared/replica/replica.py" in simulated and errors not in simulated
+    assert errors in paths_of("slackwater replay --online trace.csv")
     assert "benchmarks/figures/papers/echo.py" not in paths_of("python -m benchmarks.figures bros rates")
 
 
