@@ -148,7 +148,9 @@ class OpenAIClient:
             async with self._session.request(method, self.url + path, **options) as response:
                 body = await response.read()
         except (aiohttp.ClientError, *OTHER_FAILURES) as error:
-            raise ServerError(f"cannot reach {self.url}: {error or type(error).__name__}") from error
+            is_unclear = isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError)  # says the URL alone
+            why = "write http://HOST:PORT, or https" if is_unclear else error or type(error).__name__
+            raise ServerError(f"cannot reach {self.url}: {why}") from error
         if response.status != 200:
             message = f"{method} {self.url}{path} answered {response.status}: {_error_message(body)}"
             raise ServerError(message, response.status, _retry_after_s(response))

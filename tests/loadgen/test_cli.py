@@ -175,6 +175,8 @@ async def test_nothing_done_is_status_1(replay: StartReplay, server: OpenAIServe
         (["--online", "TRACE", "--slo", "ttft<=1"], "is not understood"),
         (["--online", "TRACE", "--slo", "ttft_p99<=1x"], "give --baseline too"),
         (["--online", "TRACE", "--url", "http://127.0.0.1:1"], "cannot reach http://127.0.0.1:1"),
+        (["--online", "TRACE", "--url", "ftp://x"], "cannot reach ftp://x: write http://HOST:PORT, or https"),
+        (["--online", "TRACE", "--url", "x:99999"], "cannot reach http://x:99999: write http://HOST:PORT, or https"),
         (["--offline", "TRACE"], "no prompt column"),
         (["--online", "TRACE", "--offline-extra", "[1]"], "'[1]' is no JSON object"),
     ],
