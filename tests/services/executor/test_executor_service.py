@@ -110,11 +110,9 @@ async def test_a_bus_that_goes_away_in_its_first_moments_is_waited_for(
     tmp_path: Path,
     model_folder: Path,
     tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An engine that took minutes to load is not thrown away for it."""
-    monkeypatch.setattr(connection, "OPERATION_TIMEOUT_S", 0.3)
     caplog.set_level(logging.INFO, connection.logger.name)
     heartbeats: asyncio.Queue[Heartbeat] = asyncio.Queue()
     with running("nats-server", tmp_path / "nats") as server:
@@ -125,11 +123,13 @@ async def test_a_bus_that_goes_away_in_its_first_moments_is_waited_for(
 
         async def away_for_the_first_of(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
             """Until what it asked for has failed once."""
+            own_bus._js._timeout = 0.1
             server.kill()
             await until(lambda: not own_bus.is_connected)
             caplog.clear()
             task = asyncio.create_task(work)
             await until(lambda: any(each.message.startswith("tried again") for each in caplog.records))
+            own_bus._js._timeout = connection.OPERATION_TIMEOUT_S
             server.start()
             return task
 

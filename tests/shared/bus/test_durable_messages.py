@@ -264,15 +264,14 @@ async def test_a_watch_goes_on_as_soon_as_the_server_is_back(
     assert entry is not None and entry.value == 1
 
 
-async def test_what_there_is_is_asked_for_until_the_server_is_back(
-    server: Server, nats_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "OPERATION_TIMEOUT_S", 0.1)
+async def test_what_there_is_is_asked_for_until_the_server_is_back(server: Server, nats_url: str) -> None:
     bus = await Bus.connect(nats_url, "test")
+    bus._js._timeout = 0.1  # while nobody answers
     server.kill()
     await until(lambda: not bus.is_connected)
     asked = asyncio.gather(bus.ensure_streams(), bus.bucket("test_numbers", int), bus.objects())
     await until(lambda: bus._client.stats["out_msgs"] >= 6)  # each was asked for again
+    bus._js._timeout = connection.OPERATION_TIMEOUT_S
     server.start()
     _, bucket, objects = await asyncio.wait_for(asked, 20)
     await bucket.put("n", 1)
