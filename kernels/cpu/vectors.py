@@ -4,6 +4,9 @@ registers that it has.
 All arrays are float32 but slots, which are int64. Nothing is checked: an index that is out of range reads there.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -18,6 +21,9 @@ NUMBER = ir.FloatType()
 VECTOR = ir.VectorType(NUMBER, LANES)
 SCORES = ir.VectorType(NUMBER, AT_A_TIME)
 INDEX = ir.IntType(64)
+
+Value = Any
+"""LLVM's, as ``llvmlite`` has them without types."""
 
 
 @intrinsic
@@ -83,42 +89,43 @@ def add_values(typingctx, mean, row, weights, first, kv, slots, head, key_dim, d
     return types.void(mean, types.intp, weights, types.intp, kv, slots, types.intp, key_dim, dim), generate
 
 
-def _pointer(context, builder, kind, value, indices, to=VECTOR):
+def _pointer(context: Any, builder: Any, kind: Any, value: Value, indices: Sequence[Value], to: Any = VECTOR) -> Value:
     """To what begins at these indices of an array."""
     pointer = cgutils.get_item_pointer(context, builder, kind, make_array(kind)(context, builder, value), indices)
     return builder.bitcast(pointer, to.as_pointer())
 
 
-def _slots(context, builder, kind, slots, first):
+def _slots(context: Any, builder: Any, kind: Any, slots: Value, first: Value) -> list[Value]:
     """Of ``slots``, four from ``first`` on."""
     pointer = _pointer(context, builder, kind, slots, [first], INDEX)
     return [builder.load(builder.gep(pointer, [INDEX(i)])) for i in range(AT_A_TIME)]
 
 
-def _load(builder, pointer, number):
+def _load(builder: Any, pointer: Value, number: int) -> Value:
     return builder.load(builder.gep(pointer, [INDEX(number)]), align=4)
 
 
-def _sum(builder, total, product):
+def _sum(builder: Any, total: Value | None, product: Value) -> Value:
     return product if total is None else builder.fadd(total, product, flags=ANY_ORDER)
 
 
-def _everywhere(builder, number):
+def _everywhere(builder: Any, number: Value) -> Value:
     alone = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), number, cgutils.int32_t(0))
     return _shuffled(builder, alone, alone, [0] * LANES)
 
 
-def _sums_of_lanes(builder, totals):
+def _sums_of_lanes(builder: Any, totals: list[Value]) -> Value:
     """Of four vectors, as a vector of four: lanes are added in pairs of vectors, and then of pairs."""
-    pairs = [_paired(builder, *totals[i : i + 2], (0, 4, 1, 5), (2, 6, 3, 7)) for i in (0, 2)]
-    lanes = _paired(builder, *pairs, (0, 1, 4, 5), (2, 3, 6, 7))
+    a, b, c, d = totals
+    of_two = [_paired(builder, *pair, (0, 4, 1, 5), (2, 6, 3, 7)) for pair in ((a, b), (c, d))]
+    lanes = _paired(builder, of_two[0], of_two[1], (0, 1, 4, 5), (2, 3, 6, 7))
     for count in (LANES // 2, LANES // 4):
         low, high = (_shuffled(builder, lanes, lanes, range(start, start + count)) for start in (0, count))
         lanes = builder.fadd(low, high, flags=ANY_ORDER)
     return lanes
 
 
-def _paired(builder, a, b, low, high):
+def _paired(builder: Any, a: Value, b: Value, low: Sequence[int], high: Sequence[int]) -> Value:
     """The sum of two shuffles of ``a`` and ``b``, alike in each group of four lanes: 0 to 3 are the group's of ``a``, 4
     to 7 those of ``b``. So processors shuffle in one instruction."""
     groups = range(0, LANES, 4)
@@ -127,6 +134,6 @@ def _paired(builder, a, b, low, high):
     return builder.fadd(first, second, flags=ANY_ORDER)
 
 
-def _shuffled(builder, a, b, lanes):
+def _shuffled(builder: Any, a: Value, b: Value, lanes: Sequence[int]) -> Value:
     mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
     return builder.shuffle_vector(a, b, mask)
