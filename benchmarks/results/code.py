@@ -86,9 +86,11 @@ def _commits(root: Path, revisions: str, paths: Iterable[str], names: Container[
 
 @cache
 def _changed_by(root: Path, commit: str) -> frozenset[Meaning]:
-    """Paths and names of the parts that a commit changed."""
+    """Paths and names of the parts that a commit changed; one that says the same in another file is none of them."""
     before, after = (_said(root, revision) for revision in (f"{commit}^", commit))
-    return frozenset((path, name) for path, (name, _) in before ^ after)
+    gone, new = before - after, after - before
+    moved = {part for _, part in gone} & {part for _, part in new}
+    return frozenset((path, part[0]) for path, part in gone | new if part not in moved)
 
 
 def _said(root: Path, revision: str) -> frozenset[tuple[str, Meaning]]:

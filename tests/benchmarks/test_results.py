@@ -138,6 +138,15 @@ def test_a_table_is_as_new_as_code_of_which_only_words_have_changed(project: Pat
     assert commit_line == git(project, "log", "-1", "--format=%h %s")
 
 
+def test_a_commit_that_moves_code_is_none_of_those_that_made_a_table_older(project: Path) -> None:
+    bench = "from kernels.{} import far\n\n\ndef main():\n    return far\n"
+    at = commit(project, benchmarks__bench=bench.format("far"))
+    commit(project, kernels__far="far = 2\n")
+    changed = git(project, "log", "-1", "--format=%h %s")
+    commit(project, kernels__moved="far = 2\n", kernels__far="", benchmarks__bench=bench.format("moved"))
+    assert age_of(made_by("python -m benchmarks.bench", at).origin, project).commits == [changed]
+
+
 NEAR = """
 from kernels.far import far
 import services.other
