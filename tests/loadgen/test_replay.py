@@ -218,10 +218,12 @@ async def test_plain_requests_go_again_to_a_server_that_takes_none_for_a_while(
 
 
 async def test_plain_requests_that_wait_to_go_again_at_the_end_have_not_failed(
-    plan: ReplayPlan, server: OpenAIServer
+    plan: ReplayPlan, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Their pauses are longer than the window."""
+    monkeypatch.setattr("loadgen.client.patience.PAUSES_S", (60.0,))
     server.fail_with = 503
-    plan = replace(plan, requests=[], offline_mode="requests", offline_concurrency=3, scaling=Scaling(duration_s=0.2))
+    plan = replace(plan, requests=[], offline_mode="requests", offline_concurrency=3, scaling=Scaling(duration_s=1.0))
     report = await run(plan, server)
     assert report.offline is not None
     assert (report.offline.completed, report.offline.errors, server.num_refused) == (0, 0, 3)
