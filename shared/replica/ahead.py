@@ -92,8 +92,7 @@ class HeldNow:
 
 @dataclass(frozen=True, slots=True)
 class StepAhead:
-    """``entering``: who had no KV before it; ``pace`` and ``counts``:
-    as they were before it."""
+    """``entering``: who had no KV before it; ``pace`` and ``counts``: as they were before it."""
 
     expected: ExpectedOutcome
     entering: list[LiveSequence]
