@@ -114,7 +114,7 @@ def paths_of(command: str, root: Path = ROOT) -> list[str]:
 @cache
 def meanings_below(command: str, root: Path, revision: str) -> Mapping[str, frozenset[Meaning]] | None:
     """Of the parts that it rests on, by the paths of their files; none where it runs nothing of the project, None for a
-    ``revision``, a commit, that is not there. A paper's figures rest on its own module, not on those of the other papers."""
+    ``revision``, a commit, that is not there. A paper's figures rest on its own module, not on those of the others."""
     tree, module = tree_of(root, revision, FOLDERS), module_of(command)
     if tree is None:
         return None
