@@ -22,6 +22,8 @@ from benchmarks.harness.page import EXIT_INTERRUPTED
 from benchmarks.harness.stack import wait_until
 from benchmarks.harness.table import Result, Results
 from benchmarks.reliability.kinds.looking import Viewers
+from benchmarks.reliability.kinds.offline import Batches, BatchFile
+from benchmarks.reliability.kinds.online import Requests
 from benchmarks.reliability.kinds.tally import Tally
 from benchmarks.reliability.overload import StackPlan, overload
 from benchmarks.reliability.overload_report import report as overload_report
@@ -31,6 +33,7 @@ from benchmarks.reliability.slopes import NUM_BLOCKS, slope
 from benchmarks.reliability.soak import OBJECTS, SAMPLES, Run, soak
 from benchmarks.reliability.soak_report import FLAT, SHORT, lines_of, report, restarts, verdict
 from benchmarks.reliability.tables import end_cut_short, tally_rows, with_file
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.client.records import RequestRecord
 from loadgen.errors import ServerError
 from loadgen.progress import bars_on
@@ -148,6 +151,18 @@ def test_whatever_was_sent_is_in_one_column_of_the_table() -> None:
     (row, *words) = tally_rows([tally])
     assert isinstance(row, dict) and row["sent"] == "1,010" and row["cut off at the end"] == "3"
     assert words == ["viewers, refused 999 times: 503", "viewers, failed 1 times: OSError"]
+
+
+async def test_a_batch_that_was_taken_and_fails_is_in_the_column_of_failures_alone(tmp_path: Path) -> None:
+    async with OpenAIClient("http://127.0.0.1:9", 1) as client:
+        batches = Batches(client, BatchFile(Requests("model", 4, 2), 1, tmp_path))
+        failed = {"status": "failed", "request_counts": {"completed": 0}}
+        await batches.tally.take(asyncio.sleep(0, failed))
+        await batches._follow(failed)
+    batches.tally.fail("BusError")
+    row, *_ = tally_rows([batches.tally])
+    assert isinstance(row, dict)
+    assert [row[name] for name in ("sent", "served", "failed", "cut off at the end")] == ["2", "0", "2", "0"]
 
 
 async def test_viewers_that_are_there_at_once_are_each_counted() -> None:

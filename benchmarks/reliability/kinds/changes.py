@@ -43,7 +43,7 @@ class KeyChanges:
             try:
                 await self._use_once(f"soak-{number}")
             except SlackwaterError as error:
-                self.tally.failed[f"{type(error).__name__}: {error}"] += 1
+                self.tally.fail(f"{type(error).__name__}: {error}")
 
     async def _use_once(self, name: str) -> None:
         stack = self.data_dir.read_stack()

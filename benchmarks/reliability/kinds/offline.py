@@ -112,7 +112,7 @@ class Batches:
                 batch = await self.client.get_json(f"/v1/batches/{batch['id']}")
         self.num_lines_done += batch["request_counts"]["completed"]
         if batch["status"] not in ("completed", "cancelled"):
-            self.tally.failed[f"a batch is {batch['status']}: {batch.get('errors')}"] += 1
+            self.tally.fail(f"a batch is {batch['status']}: {batch.get('errors')}", was_served=True)
         for name in ("output_file_id", "error_file_id", "input_file_id"):
             if batch.get(name):
                 with contextlib.suppress(ServerError):

@@ -65,6 +65,12 @@ class Tally:
         self.num_served += 1
         return result
 
+    def fail(self, words: str, was_served: bool = False) -> None:
+        """What was sent has failed; ``was_served``: it was counted as served before."""
+        self.num_sent += not was_served
+        self.num_served -= was_served
+        self.failed[words] += 1
+
     def _bad(self, status: int | None, retry_after_s: float | None, words: str) -> None:
         words = NUMBER.sub("N", words)
         if status not in REFUSALS:
