@@ -1,6 +1,6 @@
 """The command for a GPU: its stages, whatever becomes of them, and what it leaves behind. Without a GPU."""
 
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -185,6 +185,14 @@ def test_a_stack_that_does_not_start_says_why(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_stack_needs_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(stack, "PACKAGES", ("torch", "no_such_package"))
+    assert worker.run("stack", Context("cpu", tmp_path, None, 1)) == SKIPPED
+
+
+def test_a_stack_is_not_begun_without_what_a_gateway_reads_a_vocabulary_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llguidance" else found(name))
     assert worker.run("stack", Context("cpu", tmp_path, None, 1)) == SKIPPED
 
 

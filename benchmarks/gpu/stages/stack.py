@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"
 LARGE_NEEDS_BYTES = 40 << 30  # weights, and KV of more requests than one
 PACKAGES = (
-    *("aiohttp", "cryptography", "fastapi", "httptools", "httpx", "jinja2", "msgspec", "nacl", "nats", "nkeys"),
-    *("opentelemetry", "opentelemetry.exporter.prometheus", "packaging", "psutil", "python_multipart", "rich"),
+    *("aiohttp", "cryptography", "fastapi", "httptools", "httpx", "jinja2", "llguidance", "msgspec", "nacl", "nats"),
+    *("nkeys", "opentelemetry", "opentelemetry.exporter.prometheus", "packaging", "psutil", "python_multipart", "rich"),
     *("safetensors", "scipy", "sortedcontainers", "tokenizers", "transformers", "typer", "uvicorn", "uvloop"),
 )
 """Of the services and of the load generator, as they are imported."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from services.executor.engines.sample_row import SampleRow
 from shared.text.model_folder import ModelFacts
 
-if TYPE_CHECKING:  # imported late: most executors never see a grammar
+if TYPE_CHECKING:  # imported in the thread that reads the tokenizer
     from llguidance import LLMatcher, LLTokenizer
 
 logger = logging.getLogger(__name__)
