@@ -1,8 +1,10 @@
 """How kernels are compiled by Numba, and what they share."""
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -25,13 +27,22 @@ def compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., No
     def compile_it(function: Callable[..., None]) -> Callable[..., None]:
         kernel: Callable[..., None]
         _start_layer()
+        function.__qualname__ += f"_{_version()}"  # under which it is in the cache
         try:
             kernel = njit(signature, cache=True, **OPTIONS)(function)
-        except RuntimeError:
+        except (RuntimeError, OSError):  # no folder, or no room in it
             kernel = njit(signature, **OPTIONS)(function)
         return kernel
 
     return compile_it
+
+
+@functools.cache
+def _version() -> str:
+    """Of all that is compiled here. Numba itself only looks whether the file of a function is still the one whose
+    code is in the cache, not at what the function calls in other files."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
 
 
 @functools.cache
