@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,25 @@ settings.register_profile("slackwater", deadline=None, suppress_health_check=[He
 settings.load_profile("slackwater")
 
 # of their time tests there spend most on waiting: for processes, for what comes late or never
-WAITING = tuple(Path(__file__).parent / name for name in ("faults", "integration", "services", "shared/bus"))
-COMPUTING = Path(__file__).parent / "services/executor/engines"
+WAITING = tuple(TESTS / name for name in ("faults", "integration", "services", "shared/bus"))
+COMPUTING = TESTS / "services/executor/engines"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """What is imported stays, and no collection of garbage looks at it while there is more and more of it, nor later.
-
-    Of several workers, which all import all files, each begins with files of its own: pytest rewrites a file's asserts
-    when it is first imported, and who comes to it later finds that on the disk."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is imported stays: no collection of garbage looks at it while there is more and more of it, nor later."""
     gc.disable()
+    try:
+        import_own_files(session)
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def import_own_files(session: pytest.Session) -> None:
+    """Of several workers, which all import all files, each begins with files of its own: pytest rewrites the asserts of
+    a file when it is first imported, and who comes to it later finds that on the disk."""
     worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
     if worker is None:
         return
@@ -82,11 +90,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def is_waiting(path: Path) -> bool:
     return any(path.is_relative_to(folder) for folder in WAITING) and not path.is_relative_to(COMPUTING)
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
 
 
 def nats_server_binary() -> str:

@@ -55,7 +55,7 @@ def _greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if logits.device.type != "cpu" or not whole:
         top, chosen = logits.max(dim=-1)
         return top, chosen
-    pieces = logits[:, :whole].view(len(logits), -1, PIECE)
+    pieces = logits[:, :whole].view(len(logits), whole // PIECE, PIECE)
     piece = pieces.amax(dim=-1).argmax(dim=-1)
     best = pieces[torch.arange(len(logits)), piece]
     first = piece * PIECE

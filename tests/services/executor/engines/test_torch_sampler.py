@@ -50,6 +50,7 @@ def test_uniforms_are_even_and_unlike_their_neighbours() -> None:
 def test_greedy_is_the_first_of_the_greatest(vocab_size: int, values: int) -> None:
     logits = torch.randint(values, (50, vocab_size), generator=torch.Generator().manual_seed(vocab_size)).float()
     assert sample(logits, rows(50, temperature=0.0)) == logits.numpy().argmax(axis=1).tolist()
+    assert sample(logits[:0], []) == []
     logits[range(50), torch.arange(50) * 7 % vocab_size] = math.nan
     assert sample(logits, rows(50, temperature=0.0)) == [NO_TOKEN] * 50
 
