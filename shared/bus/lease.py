@@ -45,7 +45,7 @@ class Lease:
 
     async def take(self, on_held: Callable[[LeaseHolder], None]) -> None:
         """Return once it is held here. ``on_held`` is told, again and again, of another holder that answers; what it
-        raises comes out of here. Raises BusError where the bus is away at first."""
+        raises comes out of here. Raises BusError where the bus refuses to begin."""
         await self._bus.serve(subjects.holder(self._own.holder_id), object, self._on_asked)
         self._bucket = await self._bus.bucket(subjects.LEASES_BUCKET, LeaseHolder)
         known: Entry[LeaseHolder] | None = None

@@ -47,7 +47,7 @@ class StackFollower:
     @asynccontextmanager
     async def following(cls, bus: Bus, watch: Watch, clock: Clock) -> AsyncIterator[StackFollower]:
         """Tells the watch whatever comes, with the clock's monotonic time, for as long as the context lasts. Raises
-        BusError where the bus is away at the beginning."""
+        BusError where the bus refuses to begin; one that is away is waited for."""
         follower = cls(bus, watch, clock)
         budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
         batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)

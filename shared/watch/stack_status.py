@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from shared.bus import Bus
-from shared.errors import NoResponderError
+from shared.bus.connection import OPERATION_TIMEOUT_S
+from shared.cancellation import within
+from shared.errors import BusError, NoResponderError, first_of
 from shared.openai.objects import is_well_formed
 from shared.process.service import Details
 from shared.protocol import subjects
@@ -16,6 +19,8 @@ from shared.protocol.profiling.budgets import BudgetRecord, SloReport, SloStatus
 from shared.protocol.services import ServiceStatus, is_queue_at_work
 from shared.scheduling.placement.role import Role
 from shared.watch.stack_watch import StackView
+
+T = TypeVar("T")
 
 PING_WAIT_S = 0.25
 ANSWER_S = 1.0
@@ -60,11 +65,15 @@ class StackReport(msgspec.Struct, frozen=True):
 async def ask_stack(bus: Bus, look: Callable[[], StackView]) -> StackReport:
     """Everybody on the bus is asked; ``look`` says what has been seen there by then. Takes ANSWER_S. Raises
     BusError."""
-    async with asyncio.TaskGroup() as group:
-        pinging = group.create_task(ping_each(bus, ANSWER_S))
-        budgeting = group.create_task(_budgets(bus))
-        keeping = group.create_task(slo_report(bus))
+    try:
+        async with asyncio.TaskGroup() as group:
+            pinging = group.create_task(ping_each(bus, ANSWER_S))
+            budgeting = group.create_task(_records(bus, subjects.BUDGETS_BUCKET, BudgetRecord))
+            keeping = group.create_task(slo_report(bus))
+    except ExceptionGroup as errors:
+        raise first_of(errors, BusError) or errors from None
     answers, view = pinging.result(), look()
+    budgets = sorted(budgeting.result().values(), key=lambda budget: budget.profile_key)
     beats = [executor.beat for executor in view.executors]
     keys = {beat.info.profile_key for beat in beats}  # budgets of others are left from an earlier time
     status = Status(
@@ -77,7 +86,7 @@ async def ask_stack(bus: Bus, look: Callable[[], StackView]) -> StackReport:
             for answer in sorted(answers, key=lambda answer: (answer.name, answer.started_s, answer.pid))
         ],
         executors=beats,
-        budgets=[each for each in budgeting.result() if each.profile_key in keys],
+        budgets=[each for each in budgets if each.profile_key in keys],
         slos=keeping.result().executors,
         queues=queue_figures(beats, answers),
     )
@@ -142,11 +151,18 @@ async def _order(bus: Bus, executor_id: str, subject_of: subjects.SubjectOf, ord
             raise NoResponderError(executor_id)
         return await bus.request(subject_of(executor_id), order, Heartbeat)
     except NoResponderError as error:
-        bucket = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
-        known = ", ".join(sorted(entry.key for entry in await bucket.entries())) or "none"
+        known = ", ".join(sorted(await _records(bus, subjects.EXECUTORS_BUCKET, ExecutorInfo))) or "none"
         raise NoResponderError(f"no executor {executor_id} answers; registered: {known}") from error
 
 
-async def _budgets(bus: Bus) -> list[BudgetRecord]:
-    entries = await (await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)).entries()
-    return sorted((entry.value for entry in entries if entry.value), key=lambda budget: budget.profile_key)
+async def _records(bus: Bus, bucket: str, record_type: type[T]) -> dict[str, T]:
+    """All of the bucket, by key. Raises BusError, also where the bus stays away: whoever asks is to be told."""
+
+    async def read() -> dict[str, T]:
+        entries = await (await bus.bucket(bucket, record_type)).entries()
+        return {entry.key: entry.value for entry in entries if entry.value is not None}
+
+    try:
+        return await within(OPERATION_TIMEOUT_S, read())
+    except TimeoutError as error:
+        raise BusError(f"the bus does not tell of its bucket {bucket}") from error
