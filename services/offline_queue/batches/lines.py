@@ -5,6 +5,7 @@ It is one object beside the files, JSON lines in the order of the input; the inp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -121,4 +122,6 @@ class LineSpool:
         return len(self._places) // 2
 
     def close(self) -> None:
-        self._file.close()
+        """What a full disk does not take of it any more is not needed either."""
+        with contextlib.suppress(OSError):
+            self._file.close()

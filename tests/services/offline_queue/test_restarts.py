@@ -13,7 +13,7 @@ import pytest
 from nats.js.api import Header
 
 from services.local.stack.machine import free_port
-from services.offline_queue.batches import ingest
+from services.offline_queue.batches import ingest, life
 from services.offline_queue.batches import lines as batch_lines
 from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.lines import lines_object
@@ -294,23 +294,26 @@ async def test_ended_while_a_batch_waited_for_the_bus(desk: Desk, clock: ManualC
 
 
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("is_buffered", [False, True])
 async def test_a_full_disk_under_temporary_files_is_waited_for(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    desk: Desk, is_buffered: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While the batch is read in, and when it is taken up again."""
+    """While the batch is read in, and when it is taken up again; also where only reading a file tells, and then closing
+    it."""
+    full_file = partial(FULL_DISK.open, "r+b", buffering=1024**2 if is_buffered else 0)
+    monkeypatch.setattr(life, "GROUP_RESULTS", 1)
     ids = [str(number) for number in range(70)]
     batch_id = await desk.submit([chat_line(each) for each in ids])
-    for permits, status in ((5, "in_progress"), (ENDLESS, "completed")):
+    for permits, num_done in ((5, 5), (ENDLESS, len(ids))):
         caplog.clear()
         with monkeypatch.context() as full:
-            full.setattr(ingest, "temporary_file", partial(FULL_DISK.open, "wb", buffering=0))
-            full.setattr(batch_lines, "temporary_file", partial(FULL_DISK.open, "wb", buffering=0))
+            full.setattr(ingest, "temporary_file", full_file)
+            full.setattr(batch_lines, "temporary_file", full_file)
             running = desk.running(permits)
             await running.__aenter__()
             await until(lambda: "batch waits for the disk" in caplog.messages)
-        record = await desk.until_status(batch_id, status)
+        await desk.until(batch_id, lambda record, number=num_done: record.request_counts.completed == number)
         await running.__aexit__(None, None, None)
-    assert record.request_counts.completed == len(ids)
 
 
 async def test_an_input_file_that_is_deleted_too_early_or_late(desk: Desk) -> None:
