@@ -119,11 +119,13 @@ def bound_log(path: Path) -> None:
 
 
 def tail(path: Path, max_lines: int = 20, start: int = 0) -> str:
-    """The last lines, from the byte ``start`` on, or of all where it has been cut; empty where there is no file."""
-    if not path.exists():
+    """The last lines, from the byte ``start`` on, or of all where it has been cut; empty where there is none that can
+    be read."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, 2)
+            log.seek(max(start if start <= size else 0, size - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
         return ""
-    with path.open("rb") as log:
-        size = log.seek(0, 2)
-        log.seek(max(start if start <= size else 0, size - TAIL_BYTES))
-        lines = log.read().decode(errors="replace").splitlines()
     return "\n".join(lines[-max_lines:])

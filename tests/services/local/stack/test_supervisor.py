@@ -304,6 +304,18 @@ async def test_what_could_be_started_before_is_tried_again(tmp_path: Path) -> No
         assert is_running(keeper.pid)
 
 
+async def test_a_service_whose_log_cannot_be_read_has_ended_as_any_other(tmp_path: Path) -> None:
+    watcher = RecordingWatcher()
+    command = python("service", SERVE, tmp_path)
+    async with keeping(keeper := Keeper(command, watcher, Backoff(first_s=0.01))):
+        await printed(command)
+        command.log.unlink()
+        command.log.mkdir()
+        keeper.kill()
+        await watcher.until(lambda: len(watcher.crashes) >= 1)
+        assert watcher.crashes[0][:2] == ("service", -signal.SIGKILL)
+
+
 async def test_a_stack_goes_on_where_its_file_cannot_be_written(tmp_path: Path) -> None:
     """Its disk may be full."""
     progress = SilentProgress()
