@@ -25,6 +25,7 @@ MOST_SUBJECTS = 4000  # bytes of a message's subjects: nats-server ends a connec
 PING_S = 20  # a server that is silent for three of them is taken for lost;
 CLUSTER_PING_S = 3  # where there is another one to go to, that is worth knowing soon
 SAFE_REPLICAS = 3  # of which one may be lost
+CLOSE_S = 5.0  # for what handlers still do, and what was published
 AGAIN_S = 1.0  # until what may be done again is, while there is no connection
 DROPPED_PERIOD_S = 1.0  # of log lines about dropped messages
 
@@ -279,7 +280,7 @@ class Connection:
         if self._client.is_closed:
             return
         try:
-            await asyncio.wait_for(self._client.drain(), 5.0)
+            await within(CLOSE_S, self._client.drain())  # nats-py waits again where it is told to wait no more
         except (*FAILURES, RuntimeError):
             with contextlib.suppress(RuntimeError):  # uvloop's, for what is left to be sent where the server is away
                 await self._client.close()
