@@ -27,7 +27,9 @@ def compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., No
     def compile_it(function: Callable[..., None]) -> Callable[..., None]:
         kernel: Callable[..., None]
         _start_layer()
-        function.__qualname__ += f"_{_version()}"  # under which it is in the cache
+        constants = [cell.cell_contents for cell in function.__closure__ or ()]
+        # its name in the cache, where two that shared one could be confused by two processes that write at a time
+        function.__qualname__ = "_".join(map(str, (function.__qualname__, _version(), *constants)))
         try:
             kernel = njit(signature, cache=True, **OPTIONS)(function)
         except (RuntimeError, OSError):  # no folder, or no room in it
