@@ -66,6 +66,7 @@ class MemoryServer:
         self.is_running = False
         self.has_power = True
         self.sessions: dict[int, Session] = {}
+        self._to_reset: dict[Session, None] = {}  # once there is power: TCP sends again what nobody confirmed
         self.clients: list[MemoryClient] = []  # that are not closed
         self._links: dict[str, Link] = {}
         self._num_clients = 0
@@ -94,6 +95,9 @@ class MemoryServer:
         assert not self.is_running, "it runs"
         self.is_running = self.has_power = True
         self.jetstream.start()
+        for session in self._to_reset:
+            session.reset()
+        self._to_reset.clear()
 
     def stop(self) -> None:
         """As with SIGTERM: everything is on the disk, and clients are told."""
@@ -116,7 +120,7 @@ class MemoryServer:
         """The whole machine: what was not synced is lost, and nobody answers until it starts again."""
         for session in list(self.sessions.values()):
             session.down.lose(self.rng.randint(0, len(session.down)))
-            session.end()
+            session.lose_power()
         self.is_running = self.has_power = False
         self.jetstream.cut_power()
 
@@ -133,6 +137,13 @@ class MemoryServer:
         self.sessions[id(session)] = session
         info = {"version": VERSION, "max_payload": self.max_payload, "client_id": self._num_clients, "headers": True}
         session.tell(opened, info)
+
+    def reset(self, session: Session) -> None:
+        """One that is not known since the power was cut, of which something has come."""
+        if self.has_power:
+            session.reset()
+        else:
+            self._to_reset[session] = None
 
     def forget(self, session: Session) -> None:
         self.sessions.pop(id(session), None)

@@ -53,6 +53,7 @@ class Session:
         self.down = Pipe(link.down, server.rng, copy_context())
         self.subs: dict[int, Sub] = {}
         self.is_open = False  # at the server
+        self._is_lost = False  # the server's machine had no power since
         self._link = link
         self._server = server
         self._num_pings = 0
@@ -61,12 +62,12 @@ class Session:
     # from the client
 
     def on_connect(self, pong: asyncio.Future[None]) -> None:
-        if self.is_open:
+        if self._is_known():
             self.down.send(COMMAND_BYTES, _answer, pong, None)
             self._pinging = asyncio.get_running_loop().call_later(PING_S, self._ping)
 
     def on_publish(self, subject: str, reply: str, data: bytes, headers: Headers | None) -> None:
-        if not self.is_open:
+        if not self._is_known():
             return
         if len(data) + headers_size(headers) > self._server.max_payload:
             self.close("Maximum Payload Violation")
@@ -74,24 +75,31 @@ class Session:
             self._server.publish(self, subject, reply, data, headers)
 
     def on_subscribe(self, sid: int, subject: str, queue: str) -> None:
-        if self.is_open and sid not in self.subs and is_valid(subject):
+        if self._is_known() and sid not in self.subs and is_valid(subject):
             self.subs[sid] = sub = Sub(self, sid, subject, queue)
             self._server.listeners.add(sub)
             self._server.jetstream.on_interest(subject)
 
     def on_unsubscribe(self, sid: int, num_left: int) -> None:
-        sub = self.subs.get(sid)
+        sub = self.subs.get(sid) if self._is_known() else None
         if sub is not None:
             sub.num_left = num_left or None
             if not num_left:
                 self._remove(sub)
 
     def on_ping(self) -> None:
-        if self.is_open:
+        if self._is_known():
             self.down.send(COMMAND_BYTES, self.client.on_pong, self)
 
     def on_pong(self) -> None:
-        self._num_pings = 0
+        if self._is_known():
+            self._num_pings = 0
+
+    def _is_known(self) -> bool:
+        """Whether the server has this connection. Its system resets one that it does not know."""
+        if self._is_lost:
+            self._server.reset(self)
+        return self.is_open
 
     def close_from_client(self) -> None:
         """Its socket is closed. What it sent before arrives; nothing arrives there any more."""
@@ -125,14 +133,22 @@ class Session:
             self.up.close()
             return
         self.end()
+        self.up.close()
         if why:
             self.down.send(COMMAND_BYTES, self.client.on_error, self, why)
         self.down.send(0, self.client.on_end, self)
 
-    def end(self) -> None:
-        """Without a word."""
-        self.is_open = False
+    def lose_power(self) -> None:
+        """Without a word; what comes once there is power again is answered by a reset."""
+        self.end()
+        self._is_lost = True
+
+    def reset(self) -> None:
         self.up.close()
+        self.down.send(0, self.client.on_end, self)
+
+    def end(self) -> None:
+        self.is_open = False
         if self._pinging is not None:
             self._pinging.cancel()
         for sub in list(self.subs.values()):

@@ -186,6 +186,20 @@ async def test_without_power_nobody_answers(server: MemoryServer, one: Bus, two:
 
 
 @in_virtual_time
+async def test_with_power_again_unknown_connections_are_reset(server: MemoryServer, one: Bus, two: Bus) -> None:
+    await one.flush()  # its connection's pings begin
+    server.cut_power()
+    await one.publish("test.in", 1)
+    await asyncio.sleep(5)
+    assert one.is_connected and two.is_connected
+    server.start()
+    await until(lambda: one.reconnects == 1 and one.is_connected, 3)
+    assert two.reconnects == 0, "it has sent nothing"
+    await two.publish("test.in", 1)
+    await until(lambda: two.reconnects == 1 and two.is_connected, 3)
+
+
+@in_virtual_time
 async def test_a_stopped_server_refuses(server: MemoryServer, one: Bus, two: Bus) -> None:
     server.stop()
     await until(lambda: not one.is_connected, 1)
