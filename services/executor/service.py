@@ -24,7 +24,7 @@ from services.executor.size_chooser import SizeChooser
 from services.executor.step_loop import StepLoop, unmeasured
 from shared.bus import Bucket, Bus
 from shared.bus.lease import Lease
-from shared.cancellation import check_cancelled
+from shared.cancellation import check_cancelled, within
 from shared.clock import Clock, waited_s
 from shared.errors import BusError, ConfigError, EngineLostError, LeaseHeldError, LeaseLostError, first_of
 from shared.latency.model import LatencyModel
@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 DRAIN_LOOK_S = 0.05
 RESULTS_DRAIN_S = 5.0
+SIGN_OFF_S = 3.0  # of a process that is killed soon
 
 
 class ExecutorService(Service):
@@ -201,11 +202,13 @@ class ExecutorService(Service):
             if not self._is_lost:
                 await self._pool.settle()
                 await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
-                await self._executors.delete(self.name)
+                signing_off = self._bus.through_reconnects(partial(self._executors.delete, self.name))
+                await within(SIGN_OFF_S, signing_off)
             await self._results.drain(RESULTS_DRAIN_S)
             await self._lease.release()
-        except BusError as error:
-            logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
+        except (BusError, TimeoutError) as error:
+            why = str(error) or "the bus does not answer"
+            logger.warning("could not sign off", extra={"executor_id": self.name, "why": why})
         await self._pool.close()
         self._loop.close()
         await asyncio.to_thread(self._tracing.close)

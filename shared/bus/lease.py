@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from shared.bus import Bucket, Bus, Entry
-from shared.cancellation import check_cancelled
+from shared.cancellation import check_cancelled, within
 from shared.clock import Clock
 from shared.errors import BusError, ConflictError, LeaseLostError, NobodyListensError, NotFoundOnBusError
 from shared.protocol import subjects
@@ -24,6 +24,7 @@ ANSWERED_S = 1.5 * RENEW_S  # since a renewal was sent: with no answer for so lo
 VALID_S = 8.0  # since the last renewal was sent: from then on the holder may have been replaced
 EXPIRY_S = 10.0  # of a key that nobody renews, as who waits for it sees it
 LOOK_S = 0.5
+RELEASE_S = 2.0  # of a process that is killed soon: without it the next one waits until the lease expires
 MISSES = 2  # in a row: a holder that reconnects is back on the bus within moments
 REPLIES = "_INBOX."
 
@@ -101,10 +102,13 @@ class Lease:
         """Let the next one have it at once. Nothing where it is not held."""
         if self._revision is not None:
             self._revision = None
-            with contextlib.suppress(BusError):
-                found = await self._find()
-                if found is not None and found.value == self._own:
-                    await self._bucket.delete(self._name)
+            with contextlib.suppress(BusError, TimeoutError):
+                await within(RELEASE_S, self._bus.through_reconnects(self._give_back))
+
+    async def _give_back(self) -> None:
+        found = await self._find()
+        if found is not None and found.value == self._own:
+            await self._bucket.delete(self._name)
 
     def may_send(self, subject: str) -> bool:
         """For ``Bus.fence``: whether nobody else can hold it by now. Nothing is sent into a lost connection, to come

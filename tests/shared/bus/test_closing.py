@@ -12,6 +12,8 @@ import uvloop
 from services.local.stack.machine import free_port
 from services.local.stack.processes.process import GRACE_S
 from shared.bus import Bus
+from shared.bus.lease import Lease
+from shared.clock import SystemClock
 from shared.protocol.requests import AbortRequests
 from tests.conftest import nats_server_binary, wait_for_port
 from tests.programs import stand_still
@@ -49,10 +51,13 @@ def test_a_connection_can_be_closed_while_the_server_is_away(tmp_path: Path) -> 
 def test_a_connection_whose_server_stands_still_is_closed_before_its_process_is_killed(tmp_path: Path) -> None:
     async def run() -> None:
         bus = await Bus.connect(url, "test")
+        lease = Lease(bus, "test", SystemClock())
+        await lease.take(lambda holder: None)
         await bus.subscribe("test.in", AbortRequests, asyncio.Event().wait)
         await bus.flush()
         stand_still(server.pid)
         async with asyncio.timeout(GRACE_S):
+            await lease.release()
             await bus.close()
 
     with running_server(tmp_path) as (server, url):
