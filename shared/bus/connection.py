@@ -38,8 +38,11 @@ T = TypeVar("T")
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-    """nats-py does not tell asyncio that its streams have TLS, of which asyncio complains at each one's end."""
-    return "returning true from eof_received()" not in str(record.msg)
+    """nats-py does not tell asyncio that its streams have TLS, of which asyncio complains at each one's end; nor
+    does it ask what became of handlers that it waited for when its end was cut short: they were cancelled."""
+    said = str(record.msg)
+    is_cut_short = "_GatheringFuture" in said and "exception=CancelledError()" in said
+    return "returning true from eof_received()" not in said and not is_cut_short
 
 
 logging.getLogger("asyncio").addFilter(_is_worth_saying)
