@@ -61,6 +61,14 @@ async def assert_complete(desk: Desk, record: BatchRecord, ids: list[str]) -> No
     assert await desk.stored_results(record.id) == []
 
 
+async def taken_up(desk: Desk, clock: ManualClock) -> tuple[BatchManager, StoringPool]:
+    """By a manager that only starts, and a pool that runs nothing."""
+    pool = StoringPool(desk.bus, permits=0)
+    manager = BatchManager(desk.bus, MODEL.name, TOKENIZER, MODEL, pool, clock)
+    await manager.start()
+    return manager, pool
+
+
 async def until_stored(bus: Bus, number: int) -> None:
     """So many requests are in the stream."""
     seen = 0
@@ -262,9 +270,7 @@ async def test_a_record_that_is_lost_while_its_batch_waits_for_the_bus(desk: Des
     batch_id = await desk.submit([chat_line("a")])
     async with desk.running(permits=0):
         await desk.until_status(batch_id, "in_progress")
-    pool = StoringPool(desk.bus, permits=0)
-    manager = BatchManager(desk.bus, MODEL.name, TOKENIZER, MODEL, pool, clock)
-    await manager.start()
+    manager, pool = await taken_up(desk, clock)
     assert len(pool.waiting) == 1
     await desk.batches.delete(batch_id)
     with pytest.raises(NotFoundOnBusError):
@@ -278,9 +284,7 @@ async def test_ended_while_a_batch_waited_for_the_bus(desk: Desk, clock: ManualC
     batch_id = await desk.submit([chat_line(str(number)) for number in range(4)], window_s=50)
     async with desk.running(permits=0):
         await desk.until_status(batch_id, "in_progress")
-    pool = StoringPool(desk.bus, permits=0)
-    manager = BatchManager(desk.bus, MODEL.name, TOKENIZER, MODEL, pool, clock)
-    await manager.start()
+    manager, pool = await taken_up(desk, clock)
     assert len(pool.waiting) == 4
     if end == "expired":
         clock.now_s += 50
