@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 
 from shared.bus.address import BusAddress
 from shared.bus.credentials import Credentials, Shown
@@ -38,11 +39,8 @@ T = TypeVar("T")
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-    """nats-py does not tell asyncio that its streams have TLS, of which asyncio complains at each one's end; nor
-    does it ask what became of handlers that it waited for when its end was cut short: they were cancelled."""
-    said = str(record.msg)
-    is_cut_short = "_GatheringFuture" in said and "exception=CancelledError()" in said
-    return "returning true from eof_received()" not in said and not is_cut_short
+    """nats-py does not tell asyncio that its streams have TLS, of which asyncio complains at each one's end."""
+    return "returning true from eof_received()" not in str(record.msg)
 
 
 logging.getLogger("asyncio").addFilter(_is_worth_saying)
@@ -108,6 +106,40 @@ class FencedClient(Client):  # type: ignore[misc]
             await self._process_op_err(nats.errors.AuthorizationError())
         else:
             await super()._process_err(err_msg)
+
+    async def finish(self) -> None:
+        """Let handlers finish, and wait until the server has what was published; ``abandon`` is next. nats-py's
+        ``drain`` is both, but waits again where it is told to wait no more. Raises FAILURES and uvloop's RuntimeError
+        where the server is away."""
+        if not self.is_connected:
+            raise nats.errors.ConnectionReconnectingError
+        self._status = Client.DRAINING_SUBS
+        await asyncio.gather(*(each._drain() for each in self._subs.values()), return_exceptions=True)
+        self._status = Client.DRAINING_PUBS
+        await self.flush()
+
+    async def abandon(self) -> None:
+        """Close, with what the server has not taken yet."""
+        self._pending, self._pending_data_size = [], 0
+        self._abort()
+        await self.close()
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        """nats-py's overtakes what was published before, so that a flush would tell nothing of that."""
+        if self.is_connected and self._pending:
+            self._transport.writelines(self._pending)
+            self._pending, self._pending_data_size = [], 0
+        await super()._send_ping(future)
+
+    async def _attempt_reconnect(self) -> None:
+        self._abort()
+        await super()._attempt_reconnect()
+
+    def _abort(self) -> None:
+        """nats-py closes a socket once the server has taken what was written, and has answered to the end of TLS: one
+        that is silent does neither."""
+        if isinstance(self._transport, TcpTransport) and self._transport._io_writer is not None:
+            self._transport._io_writer.transport.abort()
 
 
 CLIENTS: dict[str, type[FencedClient]] = {}  # by the URL's scheme; of any other it is nats-py's own
@@ -279,14 +311,15 @@ class Connection:
             logger.error("messages dropped: they came faster than they were handled", extra=what)
 
     async def close(self) -> None:
-        """Let handlers finish, flush what was published, close."""
+        """Let handlers finish, flush what was published, close; a server that is silent is waited for no longer than
+        CLOSE_S."""
         if self._client.is_closed:
             return
         try:
-            await within(CLOSE_S, self._client.drain())  # nats-py waits again where it is told to wait no more
-        except (*FAILURES, RuntimeError):
-            with contextlib.suppress(RuntimeError):  # uvloop's, for what is left to be sent where the server is away
-                await self._client.close()
+            with contextlib.suppress(*FAILURES, RuntimeError):
+                await within(CLOSE_S, self._client.finish())
+        finally:
+            await self._client.abandon()
 
 
 def _access(client: FencedClient, address: BusAddress) -> dict[str, Any]:

@@ -2,17 +2,24 @@
 
 import asyncio
 import contextlib
+import gc
+import json
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import pytest
 import uvloop
 
+from services.local.stack.bus_access.folder import BusFolder
 from services.local.stack.machine import free_port
 from services.local.stack.processes.process import GRACE_S
+from services.local.stack.service_commands import nats_argv
 from shared.bus import Bus
+from shared.bus.address import BusAddress
 from shared.bus.lease import Lease
+from shared.bus.permissions import BusRole
 from shared.clock import SystemClock
 from shared.protocol.requests import AbortRequests
 from tests.conftest import nats_server_binary, wait_for_port
@@ -48,20 +55,110 @@ def test_a_connection_can_be_closed_while_the_server_is_away(tmp_path: Path) -> 
         uvloop.run(run())
 
 
+BACKLOG = ["a" * 500_000] * 60  # more than sockets hold
+
+
 def test_a_connection_whose_server_stands_still_is_closed_before_its_process_is_killed(tmp_path: Path) -> None:
+    """Also with more to be sent than sockets hold. What was waited for is given up without a word of asyncio's."""
+    said: list[str] = []
+
+    async def wait_long(_: AbortRequests) -> None:
+        await asyncio.Event().wait()
+
     async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(str(context)))
         bus = await Bus.connect(url, "test")
         lease = Lease(bus, "test", SystemClock())
         await lease.take(lambda holder: None)
-        await bus.subscribe("test.in", AbortRequests, asyncio.Event().wait)
+        for subject in ("test.in", "test.out"):
+            await bus.subscribe(subject, AbortRequests, wait_long)
+        await bus.publish("test.in", AbortRequests([]))
         await bus.flush()
         stand_still(server.pid)
+        for each in BACKLOG:
+            await bus.publish("test", AbortRequests([each]))
         async with asyncio.timeout(GRACE_S):
             await lease.release()
             await bus.close()
+        gc.collect()
 
     with running_server(tmp_path) as (server, url):
         try:
             uvloop.run(run())
         finally:
             server.send_signal(signal.SIGCONT)
+    assert said == []
+
+
+def test_a_connection_with_tls_waits_for_no_answer_to_its_end(tmp_path: Path) -> None:
+    folder, port = BusFolder(tmp_path / "bus"), free_port()
+    folder.ensure(("127.0.0.1",))
+
+    async def run() -> None:
+        bus = await Bus.connect(folder.address(f"tls://127.0.0.1:{port}", BusRole.OPERATOR), "test")
+        stand_still(server.pid)
+        async with asyncio.timeout(GRACE_S):
+            await bus.close()
+
+    server = subprocess.Popen(nats_argv(tmp_path / "conf", tmp_path / "nats", port, access=folder.server_config()))
+    try:
+        wait_for_port(port, server)
+        uvloop.run(run())
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_what_is_left_to_be_sent_to_a_server_that_is_silent_keeps_nobody_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.bus.connection.CLUSTER_PING_S", 0.1)
+
+    async def run() -> None:
+        bus = await Bus.connect(BusAddress(f"{one_url},{other_url}"), "test")
+        connected_url = bus._client.connected_url
+        assert connected_url is not None
+        stand_still((one if one_url == connected_url.geturl() else other).pid)
+        for each in BACKLOG:
+            await bus.publish("test", AbortRequests([each]))
+        async with asyncio.timeout(GRACE_S):
+            await bus.wait_reconnected(0, None)
+            await bus.flush()
+        await bus.close()
+
+    with running_server(tmp_path / "one") as (one, one_url), running_server(tmp_path / "other") as (other, other_url):
+        uvloop.run(run())
+
+
+@contextlib.asynccontextmanager
+async def hearing_server(said: list[bytes]) -> AsyncIterator[str]:
+    """It writes down which commands clients send, and says all that it must; its address."""
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        about = {"server_id": "S", "version": "2.10.0", "max_payload": 1024**2, "proto": 1, "headers": True}
+        writer.write(b"INFO " + json.dumps(about).encode() + b"\r\n")
+        while line := await reader.readline():
+            said.append(line.split()[0])
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+            elif line.startswith(b"PUB"):
+                await reader.readline()
+        writer.close()
+
+    server = await asyncio.start_server(hear, "127.0.0.1", 0)
+    async with server:
+        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_flush_that_is_answered_tells_of_all_that_was_published_before() -> None:
+    said: list[bytes] = []
+    async with hearing_server(said) as url:
+        bus = await Bus.connect(url, "test")
+        said.clear()
+        for _ in range(3):
+            await bus.publish("test", AbortRequests([]))
+        await bus.flush()
+        assert said == [b"PUB", b"PUB", b"PUB", b"PING"]
+        await bus.publish("test", AbortRequests([]))
+        await bus.close()
+        assert said[4:] == [b"PUB", b"PING"]
