@@ -92,10 +92,10 @@ class LiveSequences:
 
     def end_choice(self, sequence: LiveSequence, reason: FinishReason) -> None:
         """And the request with it, where it is its last."""
-        if reason is not FinishReason.LENGTH or sequence.request.num_tokens < sequence.request.max_total_tokens:
-            self.foresight.err()
-        else:
+        if reason is FinishReason.LENGTH:
             self.foresight.end(sequence.request)
+        else:
+            self.foresight.err()
         if sequence.begin_next_choice(reason, self.tokenizer):
             self.foresight.err()
             self.kv.restart(sequence.request)

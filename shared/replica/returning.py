@@ -18,7 +18,7 @@ def split_returning(schedule: Schedule, table: RequestTable, limits: Limits) -> 
     returning, num_slots = [], 0
     for entry in schedule.entries:
         request = None if entry.kind is ONLINE else table.get(entry.request_id)  # only offline ones are paused
-        if request is not None and request.is_paused and request.num_missing_slots:
+        if request is not None and request.num_missing_slots:
             returning.append(entry)
             num_slots += request.num_missing_slots
     num_others = len(schedule.entries) - len(returning)
