@@ -138,7 +138,13 @@ TESTS = {
         f"{REPLICA}/test_handover.py",
         f"{REPLICA}/test_embeddings.py",
         f"{REPLICA}/test_prompt_scores.py",
+        f"{REPLICA}/test_foresight.py",
+        f"{REPLICA}/test_readers.py",
     ),
+    "shared/replica/returning.py": (f"{REPLICA}/test_returning.py",),
+    "shared/replica/suspects.py": (f"{REPLICA}/test_suspects.py", f"{REPLICA}/test_replica.py"),
+    "shared/replica/wanted.py": (f"{REPLICA}/test_wanted.py",),
+    "shared/replica/engine.py": (f"{REPLICA}/test_replica.py",),
     "shared/offline_queue/scheduler.py": (
         f"{QUEUE}/test_scheduler.py",
         f"{QUEUE}/test_scheduler_words.py",

@@ -379,3 +379,21 @@ def test_what_a_prompt_finds_was_foreseen_where_others_hold_all_of_it(
     rig.end()
     assert ("on" not in rig.replica.table) is ends and rig.replica.table.waiting(ONLINE)["alike"]
     assert is_kept(rig) is expected
+
+
+def test_a_prompt_that_fails_was_not_foreseen_though_as_many_blocks_are_free_as_were() -> None:
+    """It loses as many as another, who ends, leaves to who shares them. The rig gives its second part no scores to go
+    on from."""
+    rig = Foreseen(Strategy())
+    rig.arrive(request_of("ends", ONLINE, 81, max_tokens=6, first=1))
+    for _ in range(4):
+        rig.step()
+    rig.arrive(request_of("shares", ONLINE, 81, first=1))
+    rig.step()
+    rig.arrive(request_of("beside", ONLINE, 50, first=2), request_of("fails", ONLINE, 200, prompt_logprobs=1))
+    rig.step()
+    lost = rig.replica.table.running(ONLINE)["fails"]
+    assert 0 < lost.num_computed_tokens < 16, "nothing of it can be found"
+    rig.step()
+    assert "ends" not in rig.replica.table and lost.was_admitted and not lost.is_running
+    assert not is_kept(rig)

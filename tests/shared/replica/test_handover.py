@@ -245,6 +245,9 @@ def test_what_is_aborted_while_it_is_held_ends_when_that_is_over(tokenizer: Toke
         assert giver.replica.pool.num_free == 40 and not giver.replica.has_work
         reasons = [each.finish_reason for each in giver.replica.take_ended()]
         assert reasons == ([] if is_taken else [FinishReason.ABORT])
+        giver.replica.submit(request_of("a", Kind.ONLINE))
+        giver.drain()
+        assert giver.outcomes["a"][1] is FinishReason.LENGTH, "it is another by the same id"
 
 
 def test_who_is_in_a_step_is_held_after_it_and_who_is_not_here_not_at_all(tokenizer: Tokenizer) -> None:

@@ -174,6 +174,17 @@ def test_requests_that_come_later_leave_the_path_half_way_and_are_told() -> None
     assert executor.replica.pool.eviction.num_wanted == 4
 
 
+def test_who_has_ended_reads_no_more_before_its_scheduler_says_so() -> None:
+    executor = make_executor(max_num_seqs=1)
+    requests = [make_offline(number, document=0) for number in range(3)]
+    add(executor.pool, requests)
+    while executor.readers(hashes := hash_chain(requests[0].prompt_token_ids, BLOCK)) != [3, 3, 3, 3, 1]:
+        executor.step()
+    while not executor.ended:
+        executor.step(loses_plans=True)
+    assert executor.readers(hashes) == [2, 2, 2, 2, 0]
+
+
 def test_what_ends_elsewhere_is_told() -> None:
     executor = make_executor(max_num_seqs=1)
     requests = [make_offline(number, document=0) for number in range(9)]

@@ -1,5 +1,6 @@
 """A replica with the sim engine: whatever is planned, preempted or aborted, outputs are those of a request alone."""
 
+import math
 import random
 from collections import Counter
 
@@ -12,13 +13,15 @@ from services.executor.measure import scratch_batch
 from shared.errors import EngineError
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
 from shared.protocol.executors import EngineSpec
 from shared.protocol.profiling.measurements import MeasureShape, PrefillChunk
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan
-from shared.replica.engine import Sequence, StepBatch, StepResult
+from shared.replica.engine import Sequence, StepBatch, StepResult, batch_shape
 from shared.replica.replica import Replica
+from shared.scheduling.credit import OnlineShare
 from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
@@ -59,9 +62,10 @@ def run(
     policy: Policy = ANY,
     plan: StepPlan | None = None,
     is_interrupted: bool = False,
+    model: LatencyModel = MODEL,
 ) -> int:
     """One step; returns how many requests ran. ``is_interrupted``: where it may be."""
-    batch = replica.begin(replica.schedule(plan, policy, MODEL), 0)
+    batch = replica.begin(replica.schedule(plan, policy, model), 0)
     replica.pool.check_integrity()
     replica.table.check_integrity()
     if is_interrupted and batch.may_be_interrupted:
@@ -310,6 +314,22 @@ def test_a_failed_step_is_computed_anew_and_its_culprit_ends(tokenizer: Tokenize
     assert results["innocent"] == alone(tokenizer, innocent)
 
 
+def test_who_ends_because_the_engine_fails_may_be_tried_elsewhere(tokenizer: Tokenizer) -> None:
+    """And who can run nowhere may not, nor who has ended well."""
+    replica, _ = make_replica(tokenizer)
+    engine, may_be_retried = FailingEngine(replica.spec, NO_TIME), dict[str, bool]()
+    for request in (make_request("poison"), make_request("innocent"), make_request("too-long", 512)):
+        replica.submit(request)
+    while replica.has_work:
+        batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
+        try:
+            replica.finish(engine.execute(batch))
+        except EngineError as error:
+            replica.fail(str(error))
+        may_be_retried |= {each.sequence.request_id: each.may_be_retried for each in replica.take_ended()}
+    assert may_be_retried == {"too-long": False, "poison": True, "innocent": False}
+
+
 @pytest.mark.parametrize(("num_blocks", "num_good_tokens"), [(64, 0), (64, 23), (20, 23), (64, 150)])
 def test_of_a_failed_batch_only_the_culprit_ends(tokenizer: Tokenizer, num_blocks: int, num_good_tokens: int) -> None:
     """Its prompt, a decode, or a late chunk of its prompt; with room for all and for some of them."""
@@ -522,6 +542,22 @@ def test_offline_work_ends_though_each_step_is_interrupted_that_may_be(tokenizer
     assert replica.totals.steps_interrupted > num_steps / 2
 
 
+@pytest.mark.parametrize(("preset", "waited_ms"), [("bros", 0.0), ("echo", 300.0)])
+def test_a_first_token_is_due_from_when_its_request_came(tokenizer: Tokenizer, preset: str, waited_ms: float) -> None:
+    """Here, or at the gateway, as the strategy's rule has it; an offline one's never is."""
+    strategy = Strategy.of(preset)
+    arrived_s, clock_ms = 70.0, 5000.0
+    waits_s = {arrived_s: 0.3}
+    replica = Replica(
+        Limits(16, 64, 64, 32), make_spec(), tokenizer, strategy, now_ms=lambda: clock_ms, waited_s=waits_s.__getitem__
+    )
+    for kind in Kind:
+        replica.submit(replace(make_request(kind.name, kind=kind), arrival_s=arrived_s))
+    deadlines_ms = {each.request_id: each.deadline_ms for each in replica.table}
+    due_ms = clock_ms - waited_ms + strategy.token_slo.ttft_ms
+    assert deadlines_ms == {"ONLINE": pytest.approx(due_ms), "OFFLINE": math.inf}
+
+
 @pytest.mark.parametrize("pipeline_depth", [1, 2])
 @pytest.mark.parametrize("is_interruptible", [False, True])
 def test_a_step_is_interrupted_where_nobody_waits_for_it_and_the_engine_can(
@@ -564,6 +600,29 @@ def test_online_work_by_itself_takes_the_time_that_it_takes_alone(tokenizer: Tok
     assert 1.0 < replica.totals.online_s / replica.totals.online_alone_s < 1.5
 
 
+def test_a_step_takes_what_it_waits_for_its_copies_too(tokenizer: Tokenizer) -> None:
+    replica, _ = make_replica(tokenizer)
+    replica.submit(make_request("on"))
+    replica.begin(replica.schedule(None, Policy(0.0, tolerance=0.5), MODEL), 0)
+    replica.finish(StepResult({"on": 7}, latency_ms=5.0, copy_wait_ms=2.0))
+    assert replica.totals.online_s == pytest.approx(0.007)
+
+
+def test_a_batch_has_the_shape_that_was_predicted(tokenizer: Tokenizer) -> None:
+    """With whole prompts, parts of them and decodes, of either kind; nothing is found in the prefix cache."""
+    replica, engine = make_replica(tokenizer)
+    lengths = [9, 150, 30, 70]
+    for number, length in enumerate(lengths):
+        replica.submit(make_request(f"{number}", length, 12, list(Kind)[number % 2], first=1000 * number))
+    while replica.has_work:
+        schedule = replica.schedule(None, ANY, MODEL)
+        batch = replica.begin(schedule, 0)
+        assert MODEL.predict_ms(batch_shape(batch)) == pytest.approx(schedule.latency_ms)
+        replica.finish(engine.execute(batch))
+        replica.take_ended()
+    assert replica.totals.prompt_tokens == sum(lengths)
+
+
 def test_what_enters_by_a_plan_is_counted_as_the_plan_had_it(tokenizer: Tokenizer) -> None:
     replica, engine = make_replica(tokenizer)
     replica.submit(make_request("on", prompt=40))
@@ -592,3 +651,17 @@ def test_online_work_is_what_a_step_with_all_of_it_would_have(tokenizer: Tokeniz
     expected.add_prefill(100 - begun.num_computed_tokens, begun.num_computed_tokens)
     expected.add_prefill(30, 0)
     assert begun.num_computed_tokens > 0 and replica.online_work() == expected
+
+
+def test_how_far_off_a_latency_model_is_is_seen_anew_for_each(tokenizer: Tokenizer) -> None:
+    """Beside an online request offline work waits until that is known, whatever was learnt of the model before."""
+    replica, engine = make_replica(tokenizer, num_blocks=256)
+    replica.submit(make_request("on", prompt=16, max_tokens=400, ignore_eos=True))
+    policy = Policy(0.0, tolerance=0.2)
+    for _ in range(100):
+        run(replica, engine, policy)
+    replica.submit(make_request("off", prompt=16, max_tokens=300, kind=Kind.OFFLINE, first=300, ignore_eos=True))
+    num_running = [run(replica, engine, policy) for _ in range(20)]
+    assert 2 in num_running
+    assert replica.pace.credit.extra_ms(OnlineShare(1, 5.0, 0.2)) > 0
+    assert run(replica, engine, policy, model=LinearLatencyModel(10.0, 0.2, 0.0, 0.0, 0.0, 0.2, 1.0)) == 1
