@@ -82,6 +82,7 @@ class Replica:
         self._now_ms = now_ms
         self._waited_s = waited_s
         self._pace = Pace()
+        self._model: LatencyModel | None = None  # that was asked last
         self._planned: dict[str, int] = {}  # tokens of offline requests in the plan of the coming step
         self._in_flight: deque[_Step] = deque()  # oldest first
         self.copies_ahead: list[SlotOperations] = []  # beside the steps in flight; whatever runs next has them too
@@ -141,6 +142,8 @@ class Replica:
 
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
+        if model is not self._model:
+            self._model, self._pace = model, self._pace.of_new_model()
         if plan is None:
             return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
         self._take_in(plan)
@@ -289,7 +292,8 @@ class Replica:
             self._pace = ahead.pace
         self._pace = self._pace.measured(result.step_ms, turn_ms, step.share, step.planned_ms)
         self.totals.online_s += step.share.num_requests * turn_ms / 1e3
-        self.totals.online_alone_s += step.share.num_requests * self._pace.credit.drift * step.share.alone_ms / 1e3
+        drift = self._pace.credit.drift_of(step.share)
+        self.totals.online_alone_s += step.share.num_requests * drift * step.share.alone_ms / 1e3
         self.totals.copy_wait_s += result.copy_wait_ms / 1e3
         advance, spec, order = self._kv.advance, self.spec, self.table.online_order
         sampled, all_logprobs, failed = result.sampled, result.logprobs, result.failed

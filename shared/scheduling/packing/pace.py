@@ -45,6 +45,10 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
         """The same, at another time."""
         return replace(self, now_ms=now_ms)
 
+    def of_new_model(self) -> Pace:
+        """The same where steps are predicted by another latency model from here on."""
+        return replace(self, credit=self.credit.of_new_model())
+
     def after(self, schedule: Schedule, max_num_seqs: int) -> Pace:
         """Once the schedule starts: the batch size doubles, up to ``max_num_seqs``, unless an online request stayed
         out for lack of time; then it falls back (adaptive batch sizing, BROS section 4.2)."""

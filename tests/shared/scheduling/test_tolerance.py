@@ -3,8 +3,9 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
-from shared.scheduling.credit import NUM_PROBES, PERIOD, Credit, OnlineShare
+from shared.scheduling.credit import FIRST_STEPS, NUM_PROBES, PERIOD, Credit, OnlineShare
 from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.policy import Policy
@@ -50,7 +51,8 @@ def test_it_starts_with_nothing_and_is_looked_at_alone_now_and_then() -> None:
 
 
 def test_who_waits_for_a_first_token_pays_for_no_other_steps_savings() -> None:
-    pace = Pace(credit=Credit(saved_ms=1e6, num_steps=NUM_PROBES))
+    known = Credit(num_seen=FIRST_STEPS, num_prompts_seen=FIRST_STEPS)
+    pace = Pace(credit=replace(known, saved_ms=1e6, num_steps=NUM_PROBES))
     offline = [make_decode(kind=Kind.OFFLINE) for _ in range(40)]
     decodes = step_state(make_table(make_decode("a"), *offline), policy=POLICY, pace=pace)
     schedule = TWO_PHASE.schedule(decodes, no_queue)
@@ -81,7 +83,7 @@ def test_after_an_interruption_steps_without_online_requests_are_shorter_for_a_w
 
 
 def test_what_steps_take_alone_is_measured_where_two_in_a_row_were_alone() -> None:
-    credit, share = Credit(), OnlineShare(1, 10.0, TOLERANCE)
+    credit, share = Credit(num_seen=20), OnlineShare(1, 10.0, TOLERANCE)
     after_others = credit.started(share, 14.0).measured(share, 14.0, 14.0).started(share, 10.0)
     assert after_others.measured(share, 10.0, 20.0).drift == 1.0
     assert 1.0 < after_others.started(share, 10.0).measured(share, 10.0, 20.0).drift < 1.1
