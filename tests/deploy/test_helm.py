@@ -74,7 +74,9 @@ def objects(request: pytest.FixtureRequest) -> list[Object]:
 
 
 def workloads(objects: list[Object]) -> list[Object]:
-    return of_kind(objects, *WORKLOADS)
+    found = of_kind(objects, *WORKLOADS)
+    assert found
+    return found
 
 
 def component(workload: Object) -> str:

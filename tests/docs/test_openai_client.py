@@ -41,6 +41,7 @@ def test_every_served_resource_of_the_client_is_named() -> None:
     """By the endpoints' paths, as /v1/chat/completions is chat.completions."""
     paths = [path for path in make_routes(keys_required=False).openapi()["paths"] if path.startswith(PREFIX)]
     resources = {path.removeprefix(PREFIX).split("/{")[0].replace("/", ".") for path in paths}
+    assert {"chat.completions", "batches", "organization.usage.completions"} <= resources
     with openai.OpenAI(base_url="http://127.0.0.1", api_key="none") as client:
         for resource in resources:
             called = f"admin.{resource}" if resource.startswith("organization.") else resource

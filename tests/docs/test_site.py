@@ -58,6 +58,7 @@ def test_every_page_of_the_docs_is_built(pages: dict[str, Page]) -> None:
 
 def test_pages_load_nothing_from_elsewhere_and_what_they_load_is_there(site: Path, pages: dict[str, Page]) -> None:
     for name, page in pages.items():
+        assert page.loaded, f"{name} has no style"
         for source in page.loaded:
             assert not urlsplit(source).netloc, f"{name} loads {source}"
             base = site if source.startswith("/") else (site / name).parent

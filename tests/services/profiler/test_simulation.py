@@ -167,8 +167,11 @@ def test_a_step_takes_as_long_as_its_copies() -> None:
 
 
 def test_times_run_forwards_and_start_after_arrival() -> None:
-    simulation, _ = run(make_plan(make_requests(2), make_prompts(2)), "hygen", 40.0, noise=0.05)
-    for record in simulation.phases["replay"].records:
+    requests = make_requests(2)
+    simulation, _ = run(make_plan(requests, make_prompts(2)), "hygen", 40.0, noise=0.05)
+    records = simulation.phases["replay"].records
+    assert len(records) == len(requests)
+    for record in records:
         assert record.due_s < record.token_times_s[0]
         assert record.token_times_s == sorted(set(record.token_times_s))
         assert record.finished_s == record.token_times_s[-1]

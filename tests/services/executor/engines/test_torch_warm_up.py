@@ -52,15 +52,18 @@ def test_every_variant_of_a_shared_launch_is_launched(num_sms: int) -> None:
 
 def test_a_small_pool_is_enough() -> None:
     small = msgspec.structs.replace(SPEC, num_blocks=1)
-    for batch in warm_up_batches(small, mixed=True):
-        for sequence in batch.sequences:
-            assert len(sequence.block_table) == 1
-            assert 1 <= sequence.num_computed_tokens + len(sequence.token_ids) <= small.block_size
+    sequences = [sequence for batch in warm_up_batches(small, mixed=True) for sequence in batch.sequences]
+    assert sequences
+    for sequence in sequences:
+        assert len(sequence.block_table) == 1
+        assert 1 <= sequence.num_computed_tokens + len(sequence.token_ids) <= small.block_size
 
 
 def test_an_engine_executes_it(tmp_path: Path) -> None:
     save_model(tmp_path, "llama", **FAMILIES["llama"])
     engine = TorchEngine.load(tmp_path, "test", device="cpu", num_blocks=8, num_threads=1)
-    for batch in warm_up_batches(engine.spec, mixed=True):
+    batches = list(warm_up_batches(engine.spec, mixed=True))
+    assert batches
+    for batch in batches:
         assert set(engine.execute(batch).sampled) == {s.request_id for s in batch.sequences}
     engine.close()
