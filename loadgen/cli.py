@@ -50,9 +50,11 @@ def replay(
     with errors_as_lines(console):
         plan = workload.plan(duration, model, **backlog.plan_options(), **reporting.plan_options())
         shown = is_shown(reporting.progress)
-        report, stopped_by = uvloop.run(run_replay(plan, url, timeout, console, shown))
+        report, stopped_by, failure = uvloop.run(run_replay(plan, url, timeout, console, shown))
         if report is not None:
             write_report(report, reporting.json_file)
+        if failure is not None:
+            raise failure
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)
     if report is None or not did_something(report):
@@ -76,15 +78,20 @@ def errors_as_lines(console: Console) -> Iterator[None]:
 
 async def run_replay(
     plan: ReplayPlan, url: str, timeout_s: float, console: Console, shown: bool
-) -> tuple[Report | None, signal.Signals | None]:
-    """Run to the end or to a signal that stops it. Returns the report, partial when stopped (None when stopped before
-    anything ran), and the signal that stopped it. A second signal ends the process at once."""
+) -> tuple[Report | None, signal.Signals | None, LoadgenError | None]:
+    """Run to the end, or until a signal or an error stops it. Returns the report, partial when stopped (None when
+    stopped before anything ran), and what stopped it. A second signal ends the process at once."""
     raise_file_limit()
     async with OpenAIClient(url, timeout_s, client_key(os.environ)) as client:
         with progress_on(console, shown) as progress:
             runner = Replay(plan, client, progress)
-            stopped_by = await run_until_signalled(runner.prepare_and_run())
-        return runner.report(stopped_by is not None) if runner.started else None, stopped_by
+            stopped_by, failure = None, None
+            try:
+                stopped_by = await run_until_signalled(runner.prepare_and_run())
+            except LoadgenError as error:
+                failure = error
+        is_partial = stopped_by is not None or failure is not None
+        return runner.report(is_partial) if runner.started else None, stopped_by, failure
 
 
 def write_report(report: Report, json_file: str | None) -> None:

@@ -26,7 +26,7 @@ class Phase:
     online: OpenLoop | None
     offline: OfflineDriver | None
     warm_up_s: float
-    trouble: str | None = None  # why the offline work may still be on the server
+    trouble: str | None = None  # why the offline work, or its files, may still be on the server
     _start_s: float | None = None
     _end_s: float = 0.0
     _busy: list[Reading | None] = field(default_factory=list)
@@ -45,11 +45,18 @@ class Phase:
             raise
         finally:
             self._end_s = min(self._end_s, time.perf_counter())
-            if self.offline is not None:
-                try:
-                    await self.offline.stop(drain)
-                except ServerError as error:
-                    self.trouble = str(error)
+            try:
+                await self._stop_offline(drain)
+            except asyncio.CancelledError:  # while it drained, say
+                await self._stop_offline(drain=False)
+                raise
+
+    async def _stop_offline(self, drain: bool) -> None:
+        if self.offline is not None:
+            try:
+                await self.offline.stop(drain)
+            except ServerError as error:
+                self.trouble = str(error)
 
     async def _measure(self) -> None:
         self._start_s = start_s = time.perf_counter() + (self.warm_up_s if self.offline is not None else 0.0)
@@ -65,6 +72,15 @@ class Phase:
         for time_s in (start_s, end_s):
             await sleep_until(time_s)
             self._busy.append(await read_counter(self.client, BUSY_METRIC))
+
+    @property
+    def how_far(self) -> str:
+        """Where it was when it was stopped."""
+        if self._start_s is None or self._end_s <= self._start_s:
+            return "before its window began"
+        if self._end_s < self._start_s + self.duration_s:
+            return f"after {self._end_s - self._start_s:.1f} of its {self.duration_s:g} s"
+        return "at its end"
 
     def outcome(self) -> PhaseOutcome:
         """What was measured so far; a side that the phase does not have, or did not get to, is None."""

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -169,7 +169,13 @@ class Replay:
         plan, abilities = self._plan, self._maker.abilities
         shape = abilities.prompt_form, abilities.exact_output
         facts = plan.facts(self._date, self._client.url, self._maker.model, self._max_context, *shape)
-        return compose(facts, self.outcomes(), plan.slos, plan.baseline, partial, self._notes + self._trouble_notes())
+        notes = [*self._notes, *(self._cut_short() if partial else ()), *self._trouble_notes()]
+        return compose(facts, self.outcomes(), plan.slos, plan.baseline, partial, notes)
+
+    def _cut_short(self) -> Iterator[str]:
+        """The phase that ran last, if one did."""
+        for name, phase in list(self._phases.items())[-1:]:
+            yield f"{name}: stopped {phase.how_far}"
 
     def outcomes(self) -> dict[str, PhaseOutcome]:
         """What each phase that has begun measured so far, by its name."""

@@ -1,8 +1,11 @@
 """Work that Ctrl-C, TERM and a terminal that is closed end in order."""
 
 import asyncio
+import logging
 import signal
 from collections.abc import Awaitable
+
+logger = logging.getLogger(__name__)
 
 
 def stopping_signals() -> list[signal.Signals]:
@@ -27,6 +30,7 @@ async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
         nonlocal stopped_by
         stopped_by = number
         forget()
+        logger.warning("stopping in order; a second signal ends at once")
         running.cancel()
 
     for each in signals:

@@ -1,10 +1,10 @@
-"""An offline backlog as real OpenAI batches: upload, create, watch, cancel."""
+"""An offline backlog as real OpenAI batches: upload, create, watch, cancel, delete the files."""
 
 import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 CANCEL_TIMEOUT_S = 60.0
+NOT_FOUND = 404
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
@@ -42,6 +43,7 @@ class Batch(msgspec.Struct, frozen=True):
     request_counts: RequestCounts | None = None
     usage: _BatchUsage | None = None
     output_file_id: str | None = None
+    error_file_id: str | None = None
     errors: Any = None
 
     @property
@@ -78,6 +80,7 @@ class OfflineBatch:
         """``by_counter``: output tokens as they come, by the server's counter of all offline work, and prompt tokens
         in the backlog's proportion, or that of the requests that ended; where it has none, as requests end."""
         self.batches: list[Batch] = []
+        self._input_ids: list[str] = []
         self._client = client
         self._lines = batch_lines(maker, prompts)
         self._endpoint = maker.endpoint(prompts[0])
@@ -93,13 +96,17 @@ class OfflineBatch:
         self._created = self._first = self._last = _Progress(time.perf_counter())
         with tempfile.TemporaryDirectory(prefix="replay-") as folder:
             for path in await asyncio.to_thread(write_files, self._lines, Path(folder)):
-                file_id = await self._client.upload(path)
-                wanted = {"input_file_id": file_id, "endpoint": self._endpoint, "completion_window": "24h"}
-                self.batches.append(as_type(await self._client.post_json("/v1/batches", wanted), Batch))
+                await _to_its_end(self._create(path))
         await self._poll_until(lambda: all(batch.status != "validating" for batch in self.batches), POLL_S / 4)
         for batch in self.batches:
             if batch.status == "failed":
                 raise ServerError(f"batch {batch.id} was refused: {msgspec.json.encode(batch.errors).decode()[:300]}")
+
+    async def _create(self, path: Path) -> None:
+        file_id = await self._client.upload(path)
+        self._input_ids.append(file_id)
+        wanted = {"input_file_id": file_id, "endpoint": self._endpoint, "completion_window": "24h"}
+        self.batches.append(as_type(await self._client.post_json("/v1/batches", wanted), Batch))
 
     async def run(self, start_s: float, end_s: float) -> None:
         """Watch until ``end_s`` or until all have a result; what is done by ``start_s`` counts from creation."""
@@ -114,12 +121,14 @@ class OfflineBatch:
             self._last = await self._try_poll() or self._last
 
     async def stop(self, drain: bool) -> None:
-        """Cancel what has not ended and wait until the server has let go of it; or with ``drain``, wait for the end."""
+        """Cancel what has not ended and wait until the server has let go of it; or with ``drain``, wait for the end.
+        Then delete the files, but for the answers that were waited for. Raises ServerError."""
         if drain or self._is_exhausted:
             await self._poll_until(self._ended, POLL_S)
             await self._count_outputs()
         else:
             await self._cancel()
+        await self._delete_files(with_answers=not drain)
 
     def report(self) -> OfflineReport:
         """Differences of the two ends of the run."""
@@ -164,6 +173,15 @@ class OfflineBatch:
                     await self._client.post_json(f"/v1/batches/{batch.id}/cancel")
                 except ServerError as error:  # it may have ended meanwhile; if not, it is asked again
                     logger.info("not cancelled yet", extra={"batch_id": batch.id, "error": str(error)})
+
+    async def _delete_files(self, with_answers: bool) -> None:
+        answers = [file_id for batch in self.batches for file_id in (batch.output_file_id, batch.error_file_id)]
+        for file_id in filter(None, [*self._input_ids, *(answers if with_answers else ())]):
+            try:
+                await self._client.delete(f"/v1/files/{file_id}")
+            except ServerError as error:
+                if error.status != NOT_FOUND:  # where it was stopped while it did this
+                    raise ServerError(f"files of the backlog are still on the server: {error}") from error
 
     def _ended(self) -> bool:
         return all(batch.ended for batch in self.batches)
@@ -220,6 +238,16 @@ class OfflineBatch:
         output_tokens = sum(usage.completion_tokens for usage in usages)
         self._first = self._created
         self._last = replace(self._last, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Also where this is cancelled meanwhile, so that what the server has begun is known to who stops it."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.gather(working, return_exceptions=True)
+        raise
 
 
 def _difference(first: int | None, last: int | None) -> int | None:

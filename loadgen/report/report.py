@@ -142,5 +142,5 @@ class Report(msgspec.Struct, frozen=True):
     interference: Interference | None
     harvest: float | None
     slo: list[SloReport]
-    partial: bool  # interrupted
+    partial: bool  # stopped by a signal, or by an error
     notes: list[str]

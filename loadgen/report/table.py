@@ -30,13 +30,15 @@ def print_report(console: Console, report: Report) -> None:
 
 def _parts(report: Report) -> Iterator[RenderableType]:
     run = report.run
-    partial = " (partial: interrupted)" if report.partial else ""
+    partial = " (partial)" if report.partial else ""
     yield Text(f"{run.model} at {run.url}, {run.date}{partial}")
     window = f"{run.duration_s:g} s from {run.start_s:g} s, seed {run.seed}, prompts as {run.prompt_form}"
     yield Text(f"online: {run.trace or 'none'}; offline: {run.prompts or 'none'}; {window}")
     if report.online or (report.baseline and report.baseline.online):
         yield latency_table(report)
-    yield throughput_table(report)
+    throughput = throughput_table(report)
+    if throughput.row_count:
+        yield throughput
     if report.slo:
         yield slo_table(report.slo)
     for note in report.notes:
@@ -48,8 +50,7 @@ def latency_table(report: Report) -> Table:
     table = _table("online latency", *STATISTICS)
     baseline = report.baseline.online if report.baseline else None
     for name in LATENCIES:
-        if report.online:
-            table.add_row(NAMES[name], *_figures(getattr(report.online, name)))
+        table.add_row(NAMES[name], *_figures(getattr(report.online, name) if report.online else None))
         if baseline:
             table.add_row("  online only", *_figures(getattr(baseline, name)), style="dim")
         if report.interference:

@@ -33,11 +33,14 @@ class OpenAIServer:
     failing_lists: int = 0  # of batches
     failing_polls: int = 0  # so many looks at a batch fail
     failing_cancels: int = 0
+    failing_creations: int = 0  # of batches
+    deletes_files: bool = True
     max_model_len: int | None = 4096
     api_key: str | None = None  # refuses all who do not send it
     busy_per_s: float | None = None
     generated_per_s: float | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    creating: asyncio.Event = field(default_factory=asyncio.Event)  # holds the answers to created batches back
     bodies: list[dict[str, Any]] = field(default_factory=list)
     arrived_s: list[float] = field(default_factory=list)
     batches: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -51,6 +54,7 @@ class OpenAIServer:
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.creating.set()
 
     def enter(self, step: int) -> None:
         """A request came (1) or left (-1)."""
@@ -116,8 +120,11 @@ def advance(server: OpenAIServer, batch: dict[str, Any]) -> dict[str, Any]:
         "usage": usage if server.live_usage else None,
         "output_file_id": None,
     }
-    if batch["status"] == "completed":
+    if batch["status"] in ("completed", "cancelled"):
         shown["output_file_id"] = f"{batch['id']}-output"
+        if not batch["written"]:
+            batch["written"] = True
+            server.files[shown["output_file_id"]] = output_file(batch)
     return shown
 
 
@@ -201,12 +208,17 @@ def add_batches(app: FastAPI, server: OpenAIServer) -> None:
         return {"id": file_id, "object": "file"}
 
     @app.post("/v1/batches")
-    async def create(request: Request) -> dict[str, Any]:
+    async def create(request: Request) -> Response:
+        if server.failing_creations > 0:
+            server.failing_creations -= 1
+            return refusal(429, "too much to do")
         wanted = await request.json()
         lines = [json.loads(line) for line in server.files[wanted["input_file_id"]].splitlines()]
         batch = {"id": f"batch-{next(server.ids)}", "status": "validating", "lines": lines, "done": 0, **wanted}
-        server.batches[batch["id"]] = batch | {"began_s": time.perf_counter()}
-        return {"id": batch["id"], "status": "validating"}
+        server.batches[batch["id"]] = batch | {"began_s": time.perf_counter(), "written": False}
+        server.changed.set()
+        await server.creating.wait()
+        return JSONResponse({"id": batch["id"], "status": "validating"})
 
     @app.get("/v1/batches/{batch_id}")
     async def retrieve(batch_id: str) -> Response:
@@ -225,7 +237,15 @@ def add_batches(app: FastAPI, server: OpenAIServer) -> None:
 
     @app.get("/v1/files/{file_id}/content")
     async def content(file_id: str) -> Response:
-        return Response(output_file(server.batches[file_id.removesuffix("-output")]))
+        return Response(server.files[file_id])
+
+    @app.delete("/v1/files/{file_id}")
+    async def delete(file_id: str) -> Response:
+        if not server.deletes_files:
+            return refusal(501, "files stay")
+        if server.files.pop(file_id, None) is None:
+            return refusal(404, "no such file")
+        return JSONResponse({"id": file_id, "deleted": True})
 
 
 def serve(server: OpenAIServer, port: int = 0) -> tuple[uvicorn.Server, asyncio.Task[None]]:

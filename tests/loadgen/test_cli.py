@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,8 +140,27 @@ async def test_a_signal_cancels_the_batch_and_reports_what_there_is(
     assert process.returncode == status, err
     report = json.loads(out)
     assert report["partial"] is True
+    assert re.fullmatch(r"replay: stopped after \d+\.\d of its 60 s", report["notes"][0])
+    assert "a second signal ends at once" in err
     assert report["online"]["requests"] >= 5
     assert [batch["status"] for batch in server.batches.values()] == ["cancelled"]
+
+
+async def test_a_server_that_refuses_a_later_phase_leaves_what_was_measured(
+    replay: StartReplay, server: OpenAIServer, trace_file: Path, prompt_file: Path, tmp_path: Path
+) -> None:
+    server.failing_creations = 1
+    files = ("--online", str(trace_file), "--offline", str(prompt_file))
+    json_file = tmp_path / "report.json"
+    options = ("--baseline", "--duration", "0.5", "--json", str(json_file), "--no-progress")
+    process = replay("--url", server.url, *files, *options)
+    out, err = await process.ended()
+    assert process.returncode == 2 and "answered 429: too much to do" in err
+    assert "(partial)" in out and re.search(r"TTFT ms +-.*\n +online only +\d", out)
+    report = json.loads(json_file.read_text())
+    assert (report["partial"], report["notes"][0]) == (True, "offline only: stopped before its window began")
+    assert (report["baseline"]["online"]["completed"], report["online"]) == (20, None)
+    assert server.files == {}
 
 
 async def test_a_signal_during_a_stall_counts_the_unfinished(

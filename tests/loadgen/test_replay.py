@@ -136,6 +136,61 @@ async def test_drain_lets_the_batch_finish(plan: ReplayPlan, server: OpenAIServe
     assert (batch["status"], batch["done"]) == ("completed", 150)
 
 
+async def test_no_files_stay_but_answers_that_were_waited_for(plan: ReplayPlan, server: OpenAIServer) -> None:
+    await run(replace(plan, baseline=True), server)
+    assert [batch["status"] for batch in server.batches.values()] == ["cancelled"] * 2
+    assert server.files == {}
+    await run(replace(plan, requests=[], prompts=plan.prompts[:50], drain=True), server)
+    assert list(server.files) == [f"{list(server.batches)[-1]}-output"]
+
+
+async def test_files_that_cannot_be_deleted_are_told(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.deletes_files = False
+    report = await run(plan, server)
+    (note,) = (note for note in report.notes if "files" in note)
+    assert note.startswith("replay: files of the backlog are still on the server: ") and note.endswith("files stay")
+
+
+async def test_what_is_stopped_while_its_batch_is_created_cancels_it(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.creating.clear()
+    async with OpenAIClient(server.url, 10) as client:
+        replay = Replay(plan, client, NoProgress())
+        running = asyncio.create_task(replay.prepare_and_run())
+        await server.until(lambda: bool(server.batches))
+        running.cancel()
+        await asyncio.wait((running,), timeout=0.1)  # time for it to leave, if it would
+        server.creating.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert ([batch["status"] for batch in server.batches.values()], server.files) == (["cancelled"], {})
+    assert replay.report(partial=True).notes == ["replay: stopped before its window began"]
+
+
+class DoneProgress(NoProgress):
+    """Knows when so many are done."""
+
+    def __init__(self, done: int) -> None:
+        self.reached = asyncio.Event()
+        self._done = done
+
+    def offline(self, done: int, backlog: int) -> None:
+        if done >= self._done:
+            self.reached.set()
+
+
+async def test_what_is_stopped_while_it_drains_cancels_its_batch(plan: ReplayPlan, server: OpenAIServer) -> None:
+    progress = DoneProgress(200)  # by far more than in the window
+    async with OpenAIClient(server.url, 10) as client:
+        replay = Replay(replace(plan, drain=True, scaling=Scaling(duration_s=0.1)), client, progress)
+        running = asyncio.create_task(replay.prepare_and_run())
+        await progress.reached.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert ([batch["status"] for batch in server.batches.values()], server.files) == (["cancelled"], {})
+    assert replay.report(partial=True).notes[0] == "replay: stopped at its end"
+
+
 async def test_tokens_of_an_exhausted_batch_come_from_its_output(plan: ReplayPlan, server: OpenAIServer) -> None:
     server.live_usage = False
     server.batch_lines_per_s = 400
