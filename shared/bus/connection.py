@@ -120,7 +120,7 @@ class FencedClient(Client):  # type: ignore[misc]
 
     async def abandon(self) -> None:
         """Close, with what the server has not taken yet."""
-        self._pending, self._pending_data_size = [], 0
+        self._drop_pending()
         self._abort()
         await self.close()
 
@@ -128,8 +128,12 @@ class FencedClient(Client):  # type: ignore[misc]
         """nats-py's overtakes what was published before, so that a flush would tell nothing of that."""
         if self.is_connected and self._pending:
             self._transport.writelines(self._pending)
-            self._pending, self._pending_data_size = [], 0
+            self._drop_pending()
         await super()._send_ping(future)
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self._pending_data_size = 0
 
     async def _attempt_reconnect(self) -> None:
         self._abort()
@@ -153,7 +157,6 @@ class Connection:
         self._client = client
         self._asked_replicas = replicas
         self._js = client.jetstream(timeout=OPERATION_TIMEOUT_S)
-        self._reconnected = asyncio.Event()
         self._closed = asyncio.Event()
         self._on_reconnect: dict[Callable[[], None], None] = {}  # told of each
         self.reconnects = 0
@@ -179,8 +182,6 @@ class Connection:
 
         async def on_reconnect() -> None:
             connection.reconnects += 1
-            connection._reconnected.set()
-            connection._reconnected = asyncio.Event()
             for tell in list(connection._on_reconnect):
                 tell()
             logger.warning("bus connection restored", extra={"url": url})
@@ -257,9 +258,20 @@ class Connection:
         any."""
         if self.reconnects != generation:
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._reconnected.wait()
+        loop = asyncio.get_running_loop()
+        news: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            if not news.done():
+                news.set_result(None)
+
+        timer = None if timeout_s is None else loop.call_later(timeout_s, tell)
+        try:
+            with self.telling_reconnects(tell):
+                await news
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def through_reconnects(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What ``work`` returns, which may be done again: it is, where the connection was lost meanwhile, as soon as

@@ -1,5 +1,7 @@
 """Live messages: at most once, in order."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
@@ -45,8 +47,45 @@ class Subscription:
             await asyncio.sleep(0)  # those behind it begin
 
 
+class Listener(Subscription):
+    """One of those of a ``Hearing``."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing = hearing
+
+    async def stop(self) -> None:
+        handlers = self._hearing.handlers
+        if handlers.pop(self, None) is not None and not handlers:
+            self._hearing.forget()
+            await self._hearing.subscription.stop()
+
+    async def caught_up(self) -> None:
+        await self._hearing.subscription.caught_up()
+
+
+class Hearing:
+    """Of one subject, for all in this process who listen to it for messages of one type: the server sends each once,
+    and it is decoded once."""
+
+    subscription: Subscription
+
+    def __init__(self, forget: Callable[[], object]) -> None:
+        """``forget``: nobody joins any more."""
+        self.forget = forget
+        self.handlers: dict[Listener, Callable[[Any], Awaitable[None]]] = {}
+
+    def join(self, handler: Callable[[Any], Awaitable[None]]) -> Listener:
+        listener = Listener(self)
+        self.handlers[listener] = handler
+        return listener
+
+
 class LiveMessages(Connection):
     """Publish and subscribe, request and reply."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._hearings: dict[tuple[str, Any], Hearing] = {}  # by subject and type
 
     async def publish(self, subject: str, message: object) -> None:
         """At most once. While the bus is away, messages wait in a bounded buffer; beyond it BusError is raised."""
@@ -64,8 +103,23 @@ class LiveMessages(Connection):
         self, subject: str, message_type: type[T] | Any, handler: Callable[[T], Awaitable[None]]
     ) -> Subscription:
         """Call ``handler`` for each message, one after the other in the order of arrival. An error that it raises is
-        logged and counted, and ends that message alone, as does one that does not parse."""
-        return await self._listen(subject, message_type, lambda _, message: handler(message))
+        logged and counted, and ends that message alone, as does one that does not parse. All who listen to the subject
+        for messages of this type have the same ones, which they leave as they are, each when those before it have done
+        with it: none of them waits for another."""
+        key = subject, message_type
+        if (hearing := self._hearings.get(key)) is not None:
+            return hearing.join(handler)
+        hearing = Hearing(lambda: self._hearings.pop(key, None))
+        listener = hearing.join(handler)  # the first message may come before the subscription is known here
+
+        async def tell(msg: Msg, message: T) -> None:
+            for each, handle in list(hearing.handlers.items()):
+                if each in hearing.handlers:
+                    await self._handle(msg, handle(message))
+
+        hearing.subscription = await self._listen(subject, message_type, tell)
+        self._hearings[key] = hearing
+        return listener
 
     async def serve(
         self,

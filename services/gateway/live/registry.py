@@ -187,8 +187,7 @@ class ExecutorRegistry:
         """Tokens sent while the bus was away are lost, so nobody counts as alive until heard of again."""
         seen = self._bus.reconnects
         while True:
-            await self._bus.wait_reconnected(seen, timeout_s=HEARTBEAT_TIMEOUT_S)
-            if self._bus.reconnects != seen:
-                seen = self._bus.reconnects
-                for executor in self.live():
-                    self.lose(executor.info, "bus reconnected", has_died=False)
+            await self._bus.wait_reconnected(seen, timeout_s=None)
+            seen = self._bus.reconnects
+            for executor in self.live():
+                self.lose(executor.info, "bus reconnected", has_died=False)

@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from shared.bus import Bus
+from shared.bus.live import Listener
 from shared.bus.objects import CHUNKS, STREAM
 from shared.bus.pulls import FETCH_BYTES
 from shared.cancellation import check_cancelled
@@ -134,7 +135,8 @@ async def test_messages_that_nobody_was_fast_enough_for_are_counted(bus: Bus, ca
         seen.put_nowait(message.request_ids[0])
 
     subscription = await bus.subscribe("test.in.*", AbortRequests, handler)
-    subscription._subscription._pending_bytes_limit = 100
+    assert isinstance(subscription, Listener)
+    subscription._hearing.subscription._subscription._pending_bytes_limit = 100
     last: asyncio.Queue[AbortRequests] = asyncio.Queue()
     await bus.subscribe("test.last", AbortRequests, last.put)
     for number in range(9):
@@ -358,7 +360,8 @@ async def test_a_message_that_cannot_be_sent_is_an_error_or_dropped(
 async def test_a_cancellation_that_comes_with_the_reconnect_is_not_lost(bus: Bus) -> None:
     waiting = asyncio.create_task(bus.wait_reconnected(bus.reconnects, 60.0))
     await asyncio.sleep(0)  # it waits now
-    bus._reconnected.set()
+    for tell in list(bus._on_reconnect):
+        tell()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

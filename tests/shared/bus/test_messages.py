@@ -1,6 +1,7 @@
 """Live messages: who gets them, and what becomes of them while the server is away."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -39,6 +40,58 @@ async def test_of_a_queue_group_one_answers(bus: Bus, nats_url: str) -> None:
     await others[1].close()
     with pytest.raises(NobodyListensError):
         await bus.request("test.shared", None, str)
+
+
+async def test_who_listen_to_the_same_have_a_message_that_is_sent_and_decoded_once(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[list[AbortRequests]] = [[], [], []]
+    last = asyncio.Event()
+
+    async def fail(message: AbortRequests) -> None:
+        seen[1].append(message)
+        raise ValueError("of one alone")
+
+    async def keep(message: AbortRequests) -> None:
+        seen[2].append(message)
+        last.set()
+
+    first = await bus.subscribe("test.shared", AbortRequests, partial(_append, seen[0]))
+    await bus.subscribe("test.shared", AbortRequests, fail)
+    third = await bus.subscribe("test.shared", AbortRequests, keep)
+    num_before = bus._client.stats["in_msgs"]
+    await bus.publish("test.shared", AbortRequests(["1"]))
+    await bus.flush()
+    await last.wait()
+    assert bus._client.stats["in_msgs"] == num_before + 1
+    assert [len(each) for each in seen] == [1, 1, 1] and seen[0][0] is seen[1][0] is seen[2][0]
+    assert [record.getMessage() for record in caplog.records] == ["a message was not handled"]
+    await first.stop()
+    last.clear()
+    await bus.publish("test.shared", AbortRequests(["2"]))
+    await bus.flush()
+    await last.wait()
+    assert [len(each) for each in seen] == [1, 2, 2]
+    await third.stop()
+    await third.stop()
+
+
+async def test_a_subject_that_nobody_listens_to_any_more_is_heard_again(bus: Bus) -> None:
+    for number in range(2):
+        seen: list[AbortRequests] = []
+        subscription = await bus.subscribe("test.again", AbortRequests, partial(_append, seen))
+        await bus.publish("test.again", AbortRequests([str(number)]))
+        await bus.flush()
+        await subscription.caught_up()
+        assert seen == [AbortRequests([str(number)])]
+        await subscription.stop()
+        await bus.flush()
+        with pytest.raises(NobodyListensError):
+            await bus.request("test.again", AbortRequests([]), object)
+
+
+async def _append(seen: list[AbortRequests], message: AbortRequests) -> None:
+    seen.append(message)
 
 
 async def test_nobody_listens_is_told_at_once(bus: Bus) -> None:
