@@ -30,6 +30,11 @@ class LatencyHistogram(msgspec.Struct, array_like=True):
         if sum(self.buckets.values()) != self.num_samples:
             raise ValueError(f"the buckets do not have {self.num_samples} samples")
 
+    @property
+    def is_empty(self) -> bool:
+        """No samples."""
+        return not self.num_samples
+
     def add(self, latency_ms: float) -> None:
         """Count one sample."""
         bucket = math.floor(math.log(latency_ms if latency_ms > SHORTEST_MS else SHORTEST_MS) * _PER_LOG)

@@ -21,12 +21,14 @@ class Rolling(Generic[Sum]):
         self._seconds: deque[tuple[int, Sum]] = deque()
 
     def add(self, now_s: float, told: Sum) -> None:
-        """A report of now."""
+        """A report of now, which may tell of nothing."""
+        self._forget(now_s)
+        if told.is_empty:
+            return
         second = floor(now_s)
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append((second, self._nothing()))
         self._seconds[-1][1].merge(told)
-        self._forget(now_s)
 
     def total(self, now_s: float) -> Sum:
         """All of it together."""

@@ -184,7 +184,8 @@ class HandoverDesk:
 
     def _may_have_something_to_do(self) -> bool:
         """Between steps, also where nobody has said anything."""
-        pulls = self.acting is Role.STRICT and self._info().strategy.pulls
+        info = self._info()
+        pulls = self.acting is Role.STRICT and info.strategy.pulls and self._pulling.may_ask(info.pool)
         return pulls or self._replica.has_work or bool(self._taking.num_under_way)
 
     def _before_packing(self, entries: list[ScheduledRequest]) -> None:

@@ -60,6 +60,10 @@ class Pulling:
         self._num_awaited, self._until_s = wanted.num_requests, self._clock.monotonic_s() + AWAITED_S
         return peer, Pull(self._place, wanted.num_tokens, wanted.num_requests, wanted.most_tokens)
 
+    def may_ask(self, own: Role) -> bool:
+        """Somebody has what may be asked for."""
+        return self._busiest(own) is not None
+
     def came(self) -> None:
         """One that was asked for, in all likelihood."""
         self._num_awaited = max(0, self._num_awaited - 1)

@@ -130,4 +130,4 @@ def _total(rates: Iterable[float | None]) -> float | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+    return float(f"{value:.4g}") if value else value

@@ -68,11 +68,7 @@ class SloBudgets:
             if self._all_slos:
                 group.create_task(self._budgets.follow(self._on_budget))
                 group.create_task(self._profiles.follow(self._on_profile))
-            while True:
-                for keeper in list(self._keepers.values()):
-                    await self._tick(keeper, group)
-                    check_cancelled()
-                await asyncio.sleep(TICK_S)
+                group.create_task(self._keep(group))
 
     async def stop(self) -> None:
         for subscription in self._subscriptions:
@@ -106,6 +102,13 @@ class SloBudgets:
             "slos": ", ".join(report.slos),
             "slo_states": ", ".join(f"{status.profile_key}: {status.state}" for status in report.executors),
         }
+
+    async def _keep(self, group: asyncio.TaskGroup) -> None:
+        while True:
+            for keeper in list(self._keepers.values()):
+                await self._tick(keeper, group)
+                check_cancelled()
+            await asyncio.sleep(TICK_S)
 
     async def _tick(self, keeper: SloKeeper, group: asyncio.TaskGroup) -> None:
         if not keeper.slos or keeper.info.profile_key in self._held:

@@ -42,6 +42,11 @@ class OnlineLatencies(msgspec.Struct):
     normalized_latency_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
     e2e_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
 
+    @property
+    def is_empty(self) -> bool:
+        """No samples of anything."""
+        return all(getattr(self, metric).is_empty for metric in self.__struct_fields__)
+
     def merge(self, others: OnlineLatencies) -> None:
         """Count what others counted as well."""
         for metric in self.__struct_fields__:
