@@ -26,16 +26,15 @@ class Stuck(Exception):
 
 
 class VirtualHandle(events.Handle):
-    """Without what asyncio's own does for debugging, which is most of what it does."""
+    """Without what asyncio's own does for debugging, which is most of what it does. The loop fills it in."""
 
     __slots__ = ()
+    __init__ = object.__init__  # type: ignore[assignment]
     _repr = _source_traceback = None
-
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
-        self._callback: Any = callback
-        self._args: Any = args
-        self._context = copy_context() if context is None else context
-        self._cancelled = False
+    _callback: Any
+    _args: Any
+    _context: Context
+    _cancelled: bool
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -51,6 +50,8 @@ class VirtualTimer(VirtualHandle, events.TimerHandle):
 
 class VirtualTask(asyncio.Task[T]):
     """Hashed by its number among all tasks, so that a set of tasks has the same order in each run."""
+
+    __slots__ = ("number", "process")
 
     def __init__(self, *args: Any, number: int, **kwargs: Any) -> None:
         self.number = number
@@ -68,6 +69,7 @@ class VirtualTask(asyncio.Task[T]):
 class VirtualFuture(asyncio.Future[T]):
     """Hashed by its number as ``VirtualTask`` is, which it has from the first time on that it is asked for."""
 
+    __slots__ = ("number",)
     number: int
 
     def __hash__(self) -> int:
@@ -121,7 +123,11 @@ class VirtualLoop(base_events.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> events.Handle:
-        handle = VirtualHandle(callback, args, context)
+        handle = VirtualHandle()
+        handle._callback = callback
+        handle._args = args
+        handle._context = copy_context() if context is None else context
+        handle._cancelled = False
         self._ready.append(handle)
         return handle
 
@@ -134,7 +140,11 @@ class VirtualLoop(base_events.BaseEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> events.TimerHandle:
         soonest_s = self._now_s + TICK_S
-        timer = VirtualTimer(callback, args, context)
+        timer = VirtualTimer()
+        timer._callback = callback
+        timer._args = args
+        timer._context = copy_context() if context is None else context
+        timer._cancelled = False
         timer._when = when = when if when > soonest_s else soonest_s
         self._next_timer = number = self._next_timer + 1
         heappush(self._timers, (when, number, timer))
@@ -171,36 +181,39 @@ class VirtualLoop(base_events.BaseEventLoop):
     # Time
 
     def _run_once(self) -> None:
-        """All that is ready now; where nothing is, time goes on to the next timer first."""
-        ready = self._ready
-        timers = self._timers
-        if not ready:
-            while timers and timers[0][2]._cancelled:
-                heappop(timers)
-            if not timers:
-                raise Stuck(f"nothing happens any more after {self._now_s:.3f} s")
-            self._now_s = now_s = max(self._now_s, timers[0][0])
-            while timers and timers[0][0] <= now_s:
-                timer = heappop(timers)[2]
-                if not timer._cancelled:
-                    ready.append(timer)
-        for _ in range(len(ready)):
-            if not ready:  # those of a process that was killed meanwhile are gone
-                return
-            handle = ready.popleft()
-            if not handle._cancelled:
-                context = handle._context
-                process = context.get(CURRENT)
-                if process is None or process.state == "running" or process.admits(handle):
-                    try:
-                        context.run(handle._callback, *handle._args)
-                    except (SystemExit, KeyboardInterrupt):
-                        raise
-                    except BaseException as error:
-                        self._failed(handle, error)
-        self.num_turns += 1
-        if self.num_turns % TURNS_BETWEEN_COLLECTIONS == 0:
-            self.on_collect()
+        """Turn after turn, until it is told to stop, after the turn. A turn is all that is ready now; where nothing is,
+        time goes on to the next timer first."""
+        ready, timers = self._ready, self._timers
+        while not self._stopping:
+            if not ready:
+                while timers and timers[0][2]._cancelled:
+                    heappop(timers)
+                if not timers:
+                    raise Stuck(f"nothing happens any more after {self._now_s:.3f} s")
+                now_s = timers[0][0]
+                if now_s > self._now_s:
+                    self._now_s = now_s
+                while timers and timers[0][0] <= now_s:
+                    timer = heappop(timers)[2]
+                    if not timer._cancelled:
+                        ready.append(timer)
+            for _ in range(len(ready)):
+                if not ready:  # those of a process that was killed meanwhile are gone
+                    break
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    context = handle._context
+                    process = context.get(CURRENT)
+                    if process is None or process.state == "running" or process.admits(handle):
+                        try:
+                            context.run(handle._callback, *handle._args)
+                        except (SystemExit, KeyboardInterrupt):
+                            raise
+                        except BaseException as error:
+                            self._failed(handle, error)
+            self.num_turns += 1
+            if self.num_turns % TURNS_BETWEEN_COLLECTIONS == 0:
+                self.on_collect()
 
     def _call(self, handle: Any) -> None:
         try:

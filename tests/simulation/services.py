@@ -128,7 +128,8 @@ def _offline_queue(machine: Machine, name: str, process: Process, clock: Clock) 
 
 
 def _predictor(machine: Machine, name: str, process: Process, clock: Clock) -> Callable[[Bus], Service]:
-    settings = PredictorSettings(latency_model=machine.setup.latency_model, refit_interval_s=300.0)
+    # a fit takes no virtual time, by which its rate would be bounded
+    settings = PredictorSettings(latency_model=machine.setup.latency_model, refit_interval_s=1800.0)
     return lambda bus: Predictor(bus, settings, clock)
 
 

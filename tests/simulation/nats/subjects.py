@@ -100,11 +100,20 @@ class Listeners(Generic[L]):
     def _find(self, subject: str) -> tuple[list[L], dict[str, list[L]]]:
         alone: list[L] = []
         groups: dict[str, list[L]] = {}
-        found = list(self._exact.get(subject, {}).values())
-        end = -1  # of the tokens before
-        for depth in range(subject.count(".") + 1):
-            if depth in self._depths and (candidates := self._wild.get(subject[: max(end, 0)])):
-                found += [each for each in candidates.values() if matches(each.subject, subject)]
+        exact = self._exact.get(subject)
+        found = [] if exact is None else list(exact.values())
+        num_tokens = subject.count(".") + 1
+        end, wild = -1, self._wild  # end: of the tokens before
+        for depth in range(num_tokens):
+            if depth in self._depths and (candidates := wild.get(subject[:end] if depth else "")):
+                is_last = depth == num_tokens - 1
+                for each in candidates.values():
+                    pattern = each.subject
+                    if pattern[-1] == "*" and len(pattern) == end + 2:  # one token and no more
+                        if is_last:
+                            found.append(each)
+                    elif matches(pattern, subject):
+                        found.append(each)
             end = subject.find(".", end + 1)
         for listener in found:
             (groups.setdefault(listener.queue, []) if listener.queue else alone).append(listener)

@@ -46,6 +46,8 @@ class Pending:
     def expire(self, now_s: float) -> float | None:
         """Make due what was not acknowledged in time. Returns when to look again."""
         next_s: float | None = None
+        if not self.delivered:
+            return None
         waiting = dict.fromkeys(self.due)
         for sequence in sorted(self.delivered):
             again_s = self.delivered[sequence].again_s

@@ -120,17 +120,19 @@ class WaitingRequests:
         """End what has expired, what nobody listens for, and, where nothing is left to deliver, the one-shots that had
         something. Returns when to look again."""
         next_s: float | None = None
-        kept: deque[PullRequest] = deque()
+        ended: list[PullRequest] = []
         for request in self._requests:
             if not self._listens(request.reply):
+                ended.append(request)
                 continue
             if is_at_end and request.is_one_shot and (request.num_delivered or request.expires_s is None):
                 self._tell(request.reply, status(404, "No Messages"))
+                ended.append(request)
                 continue
             if request.expires_s is not None and now_s >= request.expires_s:
                 self._tell(request.reply, request.end(408, "Request Timeout"))
+                ended.append(request)
                 continue
-            kept.append(request)
             if request.heartbeat_s is not None:
                 if now_s >= request.beats_s:
                     self._tell(request.reply, self._beat())
@@ -138,5 +140,6 @@ class WaitingRequests:
                 next_s = request.beats_s if next_s is None else min(next_s, request.beats_s)
             if request.expires_s is not None:
                 next_s = request.expires_s if next_s is None else min(next_s, request.expires_s)
-        self._requests = kept
+        for request in ended:
+            self._requests.remove(request)
         return next_s
