@@ -246,9 +246,9 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         return Benefit(self.prefill_benefit, self.decode_benefit)
 
     def changes(self) -> dict[str, str | int | float]:
-        """By name, what is not as the preset has it."""
+        """By name, what is not as the preset has it: ``of`` makes the same strategy of it again."""
         base, own = flat(preset_named(self.preset)), flat(self)
-        implied = {"latency_budget"} if self.latency_budget == "fixed" else set()
+        implied = {"latency_budget"} if self.budget_ms and base["latency_budget"] == "profiled" else set()
         return {name: value for name, value in own.items() if value != base[name] and name not in implied}
 
     def missing_knob(self) -> str:

@@ -58,6 +58,7 @@ TESTS = {
     "shared/scheduling/policy.py": (f"{CORE}/test_policy.py",),
     "shared/scheduling/request.py": (f"{CORE}/test_request.py",),
     "shared/scheduling/step_sizes.py": (f"{CORE}/test_step_sizes.py",),
+    "shared/scheduling/strategy.py": (f"{CORE}/test_strategy.py",),
     "shared/scheduling/table.py": (
         f"{CORE}/test_request_table.py",
         f"{CORE}/test_table_and_mirror.py",
