@@ -69,7 +69,7 @@ class GatewayService(Service):
             finally:
                 context.dashboard.close()
                 await self._http.drain(self._end_answers)
-                await context.usage.try_flush()
+                await context.usage.stop()
                 for task in following:
                     task.cancel()
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 
 from shared.bus import Bucket, Bus
-from shared.cancellation import check_cancelled
+from shared.cancellation import check_cancelled, within
 from shared.errors import BusError
 from shared.offline_queue.offline_pool import OfflinePool
 from shared.protocol import subjects
@@ -12,6 +13,7 @@ from shared.protocol.offline.learnt import Learnt, LearntBy
 
 logger = logging.getLogger(__name__)
 
+STOP_S = 1.0  # of a process that is killed soon
 PERIOD_S = 5.0  # so much is lost where the process is killed
 MAX_RECORDS = 8  # of other models, tokenizers and orders, beside the own one
 
@@ -49,16 +51,25 @@ class OrderMemory:
 
     async def keep(self) -> None:
         """Where there is something new."""
+        await self._tried(self._put())
+
+    async def stop(self) -> None:
+        """As ``keep``, for no longer than STOP_S."""
+        await self._tried(within(STOP_S, self._bus.through_reconnects(self._put)))
+
+    async def _put(self) -> None:
         if (num_learnt := self._pool.num_learnt) == self._num_learnt:
             return
         data = self._pool.remember()
-        try:
-            if data != self._kept:
-                await self._bucket.put(self._learnt_by.key, Learnt(self._learnt_by, data))
-        except BusError as error:
-            logger.warning("what was learnt is not kept yet", extra={"bytes": len(data), "why": str(error)})
-            return
+        if data != self._kept:
+            await self._bucket.put(self._learnt_by.key, Learnt(self._learnt_by, data))
         self._kept, self._num_learnt = data, num_learnt
+
+    async def _tried(self, putting: Awaitable[None]) -> None:
+        try:
+            await putting
+        except (BusError, TimeoutError) as error:
+            logger.warning("what was learnt is not kept yet", extra={"why": str(error) or "the bus does not answer"})
 
     def _take(self, learnt: Learnt) -> None:
         if learnt.by != self._learnt_by:

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 from shared.bus import Bucket, Bus, Entry
-from shared.cancellation import check_cancelled
+from shared.cancellation import check_cancelled, within
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.protocol import subjects
@@ -14,6 +14,7 @@ from shared.watch.key_totals import KeyTotals
 
 logger = logging.getLogger(__name__)
 
+STOP_S = 1.0  # of a process that is killed soon
 PERIOD_S = 5.0  # so much of what a killed process counted is missing, and so late others know of it
 KEEP_OWN_S = 2 * 24 * 3600.0  # a day is over: nothing is added to it any more
 
@@ -86,16 +87,24 @@ class UsageLedger:
                 del self._unwritten[place]  # before the write, in which more may be counted
                 try:
                     await self._bucket.put(place.key, self._own[place])
-                except BusError:
+                except (BusError, asyncio.CancelledError):
                     self._unwritten[place] = None
                     raise
 
     async def try_flush(self) -> None:
         """As far as the bus is there."""
+        await self._tried(self.flush())
+
+    async def stop(self) -> None:
+        """Write what is not written yet, for no longer than STOP_S."""
+        await self._tried(within(STOP_S, self._bus.through_reconnects(self.flush)))
+
+    async def _tried(self, flushing: Awaitable[None]) -> None:
         try:
-            await self.flush()
-        except BusError as error:
-            logger.warning("usage of keys not written yet", extra={"left": len(self._unwritten), "why": str(error)})
+            await flushing
+        except (BusError, TimeoutError) as error:
+            why = str(error) or "the bus does not answer"
+            logger.warning("usage of keys not written yet", extra={"left": len(self._unwritten), "why": why})
 
     async def _follow(self) -> None:
         async for entry in self._entries:

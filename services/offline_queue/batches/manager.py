@@ -117,7 +117,7 @@ class BatchManager:
 
     async def stop(self) -> None:
         """At an end in order: what was counted is told. All else is on the bus."""
-        await self._spending.ledger.try_flush()
+        await self._spending.ledger.stop()
 
     def is_being_read(self, file_id: str) -> bool:
         """It is the input of a batch, of any model, that has not been read in yet."""

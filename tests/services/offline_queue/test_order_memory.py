@@ -51,11 +51,16 @@ class Process:
         self.memory = OrderMemory(bus, self.pool, learnt_by)
 
     def end(self, request_id: str, num_output_tokens: int) -> None:
-        request = GenerateRequest(request_id, Kind.OFFLINE, [1, 2, 3], SamplingParams(max_tokens=64), arrival_s=0.0)
-        self.pool.add([OfflineRequest(request, "b", 1, "a", "model")])
-        self.pool.take(request_id, "executor-0")
-        self.pool.learn(request_id, num_output_tokens)
-        self.pool.discard([request_id])
+        end_of(self.pool, request_id, num_output_tokens)
+
+
+def end_of(pool: OfflinePool, request_id: str, num_output_tokens: int) -> None:
+    """A request comes, and is answered with so much."""
+    request = GenerateRequest(request_id, Kind.OFFLINE, [1, 2, 3], SamplingParams(max_tokens=64), arrival_s=0.0)
+    pool.add([OfflineRequest(request, "b", 1, "a", "model")])
+    pool.take(request_id, "executor-0")
+    pool.learn(request_id, num_output_tokens)
+    pool.discard([request_id])
 
 
 @pytest.fixture

@@ -45,6 +45,10 @@ class RealServer:
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for_port(self._port, self._process)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(10)

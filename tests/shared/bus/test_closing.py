@@ -18,12 +18,21 @@ from services.local.stack.processes.process import GRACE_S
 from services.local.stack.service_commands import nats_argv
 from shared.bus import Bus
 from shared.bus.address import BusAddress
-from shared.bus.lease import Lease
+from shared.bus.connection import CLOSE_S
+from shared.bus.lease import RELEASE_S, Lease
 from shared.bus.permissions import BusRole
 from shared.clock import SystemClock
 from shared.protocol.requests import AbortRequests
 from tests.conftest import nats_server_binary, wait_for_port
 from tests.programs import stand_still
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of what there is, which is far from the process's own time."""
+    assert RELEASE_S + CLOSE_S < GRACE_S
+    monkeypatch.setattr("shared.bus.lease.RELEASE_S", RELEASE_S / 10)
+    monkeypatch.setattr("shared.bus.connection.CLOSE_S", CLOSE_S / 10)
 
 
 @contextlib.contextmanager

@@ -83,6 +83,28 @@ async def test_what_cannot_be_written_is_written_later(bus: Bus, nats_url: str) 
     await own.close()
 
 
+async def test_what_is_being_written_where_a_process_is_told_to_end_is_written_at_its_end(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = UsageLedger(bus, CLOCK)
+    await ledger.start()
+    ledger.put(OF_A, ONE)
+    sent = asyncio.Event()
+
+    async def lose(*_: object, **__: object) -> None:
+        sent.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bus._client, "publish", lose)
+        writing = asyncio.create_task(ledger.flush())
+        await sent.wait()
+        writing.cancel()
+        await asyncio.wait([writing])
+    await ledger.stop()
+    async with running(bus) as other:
+        assert other.totals.total("alice", TODAY) == ONE
+
+
 async def test_old_days_count_for_no_budget_and_are_forgotten(bus: Bus) -> None:
     old = UsagePlace("2020-02-03", "alice", "gateway-a")
     bucket = await bus.bucket(subjects.KEY_USAGE_BUCKET, KeyUsage)
