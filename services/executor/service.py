@@ -1,6 +1,7 @@
 """The executor service: registration, the inbox, plans and heartbeats around the step loop."""
 
 import asyncio
+import itertools
 import logging
 import os
 import re
@@ -54,6 +55,7 @@ from shared.watch.tuning import Tuning
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+IDLE_BEATS = 10  # of which one goes with the state of an executor that holds nothing
 DRAIN_LOOK_S = 0.05
 RESULTS_DRAIN_S = 5.0
 SIGN_OFF_S = 3.0  # of a process that is killed soon
@@ -276,6 +278,8 @@ class ExecutorService(Service):
         return await self._loop.measure(shape)
 
     async def _on_cache(self, _: object) -> CacheChanges:
+        """Who asks has come lately, or has missed something."""
+        await self._loop.announce_idle()
         return self._replica.pool.cache_snapshot()
 
     async def _on_drain(self, order: SetDraining) -> Heartbeat:
@@ -331,7 +335,9 @@ class ExecutorService(Service):
         return self.info.epoch
 
     async def _beat(self) -> None:
-        """Liveness; and, while idle, the state again, for a scheduler that has started since."""
+        """Liveness; and, while no step runs, the state again: of one that holds something, or once in a while, for a
+        scheduler that has lost it and does not ask."""
+        beats = itertools.count()
         while True:
             why = self._why_offline_waits()
             if bool(why) != bool(self._offline_waits):
@@ -340,7 +346,8 @@ class ExecutorService(Service):
             self._offline_waits = why
             try:
                 await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
-                await self._loop.announce_idle()
+                if self._replica.has_work or not next(beats) % IDLE_BEATS:
+                    await self._loop.announce_idle()
             except BusError as error:
                 logger.warning("no heartbeat", extra={"executor_id": self.name, "why": str(error)})
             await asyncio.sleep(HEARTBEAT_S)

@@ -59,7 +59,7 @@ class ExecutorDesk:
         self._registrations = RegistrationSweep(bus, clock)
         self._num_awaited = 0  # executors came or went; others may be about to
         self._registering = asyncio.Lock()  # heartbeats attach executors as well
-        self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
+        self._has_gap = asyncio.Event()  # in what is known of an executor, or of its prefix cache
         self._probe = executor_probe(
             bus, lambda: attached.at_work(pool), self._on_gone, lambda: not self._pool.has_running
         )
@@ -137,6 +137,8 @@ class ExecutorDesk:
         async def on_step(message: StepStarted) -> None:
             await self._taken.caught_up()  # what it has taken is its own by now
             abort = scheduler.on_step(message)
+            if message.epoch == info.epoch:
+                attached.is_to_tell, attached.has_spoken = False, True
             self._due.on_word(info.executor_id)
             if abort is not None:
                 await self._bus.publish_or_drop(subjects.inbox(info.executor_id), abort)
@@ -148,6 +150,7 @@ class ExecutorDesk:
             await self._bus.subscribe(subjects.inbox(info.executor_id), InboxMessage, on_inbox),
             await self._bus.subscribe(subjects.step(info.executor_id), StepStarted, on_step),
         ]
+        self._has_gap.set()
         logger.info("executor attached", extra={"executor_id": info.executor_id, "epoch": info.epoch})
 
     async def _detach(self, executor_id: str) -> list[str]:
@@ -190,6 +193,15 @@ class ExecutorDesk:
             was_taking, attached.scheduler.takes_requests = attached.scheduler.takes_requests, not heartbeat.draining
             if attached.update(info) or was_taking == heartbeat.draining:
                 self._due.on_work()
+            self._compare(attached, heartbeat)
+
+    def _compare(self, attached: Attached, heartbeat: Heartbeat) -> None:
+        """An executor that holds nothing says so once. Where that is not what is known of it, its word was lost, or a
+        plan, or what it held."""
+        if not heartbeat.num_held and not attached.has_spoken and not attached.scheduler.knows_idle:
+            attached.is_to_tell = True
+            self._has_gap.set()
+        attached.has_spoken = False
 
     async def _on_taken(self, taken: Taken) -> None:
         if not self._attached.move(taken, self._pool):
@@ -216,13 +228,14 @@ class ExecutorDesk:
         logger.warning("executor is silent", extra={"executor_id": executor_id, "why": why})
 
     async def _fill_gaps(self) -> None:
-        """Ask executors for all that their prefix caches have, where some that they told was lost or came too early."""
+        """Ask executors for all that their prefix caches have, where some that they told was lost or came too early.
+        Who is asked says again what it holds, if it runs nothing."""
         while True:
             await self._has_gap.wait()
             self._has_gap.clear()
             for attached in list(self._attached.values()):
                 scheduler = attached.scheduler
-                if not scheduler.needs_cache or attached.is_silent:
+                if attached.is_silent or not (scheduler.needs_cache or attached.is_to_tell):
                     continue
                 subject = subjects.cache(scheduler.info.executor_id)
                 try:

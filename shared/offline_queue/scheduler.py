@@ -90,6 +90,12 @@ class Scheduler:
         return self._hashes.of(request_id)
 
     @property
+    def knows_idle(self) -> bool:
+        """The executor has said that it runs nothing and holds nothing, and nothing was sent to it since."""
+        holds = self._mirror.table or self._pipeline.entering or self._taken
+        return self._is_idle and not holds and not self._pool.holds_any(self.info.executor_id)
+
+    @property
     def needs_cache(self) -> bool:
         """What the prefix cache has is not known: the executor should tell it whole."""
         return self._mirror.told_cache.is_stale
@@ -162,6 +168,8 @@ class Scheduler:
         if self._is_idle and not (self._pool.num_waiting or self._mirror.table or self._pipeline.entering):
             self._rate.rest()
             return []
+        if self._is_idle:  # its step starts now
+            self._mirror.pace = self._mirror.pace.at(self._clock.monotonic_s() * 1e3)
         plans: list[StepPlan] = []
         while self._pipeline.is_due:
             plan = self._plan_step()

@@ -99,9 +99,10 @@ class HandoverDesk:
             await self._follow_role()
             if self._heartbeats is None:
                 continue
-            for place in self.peers.fall_silent():
-                self._on_gone(place)
-            self._review()
+            if gone := self.peers.fall_silent():
+                for place in gone:
+                    self._on_gone(place)
+                self._review()
             self._pulling.forget_ended()
             if tick % TRY_AGAIN_TICKS == 0:
                 self._replica.handovers.push_again()

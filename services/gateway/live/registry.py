@@ -135,10 +135,11 @@ class ExecutorRegistry:
             known.target.max_num_batched_tokens = info.max_num_batched_tokens
         else:
             known = self._live[info.executor_id] = LiveExecutor(heartbeat, timer)
-            self._has_gap.set()
             logger.info("executor found", extra={"executor_id": info.executor_id, "epoch": info.epoch})
             for tell in self.on_found:
                 tell(info.executor_id, info.epoch)
+        if not known.knows_cache:
+            self._has_gap.set()
         known.target.observe(heartbeat.online_work)
         if not heartbeat.draining:
             self._arrived.set()
@@ -159,7 +160,7 @@ class ExecutorRegistry:
                     await self._ask_cache(executor)
 
     async def _ask_cache(self, executor: LiveExecutor) -> None:
-        """Without an answer its next step message asks again."""
+        """Without an answer it is asked again at its next heartbeat."""
         executor_id = executor.info.executor_id
         try:
             told = await self._bus.request(subjects.cache(executor_id), {}, CacheChanges, CACHE_WAIT_S)
