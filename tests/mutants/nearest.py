@@ -166,6 +166,10 @@ TESTS = {
     "shared/replica/block_readers.py": (f"{REPLICA}/test_readers.py",),
     "shared/replica/ahead.py": (f"{REPLICA}/test_ahead.py", f"{REPLICA}/test_look_ahead.py"),
     "shared/replica/handover.py": (f"{REPLICA}/test_handover.py", f"{REPLICA}/test_prompt_scores.py"),
+    "shared/protocol": ("tests/shared/protocol",),
+    "shared/watch/batch_counts.py": ("tests/shared/watch/test_batch_counts.py",),
+    "shared/watch/key_totals.py": ("tests/shared/watch/test_key_totals.py",),
+    "shared/watch/windows.py": ("tests/shared/watch/test_windows.py",),
     "shared/simulation": ("tests/shared/simulation",),
 }
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.protocol.access.api_keys import ApiKeyRecord
-from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of, key_name_of, left_of_day_s, left_of_month_s
+from shared.protocol.access.key_usage import KeyUsage, UsagePlace
 from shared.watch.key_totals import KeyTotals
 
 NOON = datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()
@@ -28,6 +28,8 @@ def test_the_newest_total_of_each_source_counts(told: list[tuple[UsagePlace, Key
         totals.take(place, usage)
     totals.forget_before("2027-01")
     newest = {place: usage for place, usage in told if place.day >= "2027-01"}
+    for place, _ in told:
+        assert totals.get(place) == newest.get(place, KeyUsage())
     for name in ("alice", "bob"):
         for period in ("2026-12", "2027-01", "2027-01-01", "2027-01-31"):
             wanted = sum((u for p, u in newest.items() if p.name == name and p.day.startswith(period)), KeyUsage())
@@ -49,18 +51,3 @@ def test_a_budget_is_used_up_until_its_period_is_over() -> None:
     of_day = ApiKeyRecord("alice", "", "", 0, tokens_per_day=100)
     day = totals.spent_budget(of_day, NOON)
     assert day is not None and (day.period, day.left_s) == ("day", 12 * HOUR_S)
-
-
-def test_days_and_months_are_those_of_utc() -> None:
-    assert day_of(NOON) == "2027-01-31" and day_of(NOON + 12 * HOUR_S) == "2027-02-01"
-    december = datetime(2026, 12, 5, 23, 59, 30, tzinfo=UTC).timestamp()
-    assert left_of_day_s(december) == 30
-    assert left_of_month_s(december) == 26 * 24 * HOUR_S + 30
-    assert left_of_month_s(datetime(2028, 2, 29, tzinfo=UTC).timestamp()) == 24 * HOUR_S
-
-
-def test_a_place_is_read_back_from_its_key() -> None:
-    place = UsagePlace("2027-01-31", "a_key-1", "gateway-x-12ab")
-    assert UsagePlace.of(place.key) == place and not place.is_batch
-    assert UsagePlace("2027-01-31", "a", "batch_1").is_batch and UsagePlace.of("a.b") is None
-    assert key_name_of("name-alice") == "alice" and key_name_of("key-1f") is None and key_name_of("") is None
