@@ -1,7 +1,7 @@
 """A replay: with a baseline the online-only and offline-only windows, then the measured one."""
 
+import re
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,6 +25,9 @@ from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling, cap_context
 from loadgen.workload.traces import TraceRequest
 from shared.errors import first_of
+
+MAX_ERRORS = 5  # that are told, of each phase
+NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,28 +191,48 @@ class Replay:
     def _trouble_notes(self) -> list[str]:
         notes = []
         for name, phase in self._phases.items():
-            notes += [f"{name}: {phase.trouble}"] if phase.trouble else []
-            notes += [f"{name}: {note}" for note in _online_failures(phase)]
-            if isinstance(phase.offline, OfflineRequests):
-                notes += [f"{name}: {note}" for note in _failures("offline", phase.offline.records)]
-                notes += [f"{name}: {note}" for note in _not_taken(phase.offline)]
+            trouble = [phase.trouble] if phase.trouble else []
+            notes += [f"{name}: {note}" for note in (*trouble, *_online_failures(phase), *_offline_failures(phase))]
         return notes
 
 
 def _online_failures(phase: Phase) -> list[str]:
     """Of its online requests."""
-    return _failures("online", phase.online.records if phase.online else ())
+    return _counted("online requests failed", _errors(phase.online.records if phase.online else ()))
 
 
-def _failures(kind: str, records: Iterable[RequestRecord]) -> list[str]:
-    errors = Counter(record.error for record in records if record.failed)
-    return [f"{count} {kind} requests failed: {error}" for error, count in errors.items()]
+def _offline_failures(phase: Phase) -> list[str]:
+    """Of its offline requests, with those that were not taken."""
+    match phase.offline:
+        case OfflineRequests() as requests:
+            return [*_counted("offline requests failed", _errors(requests.records)), *_not_taken(requests)]
+        case OfflineBatch() as batch:
+            return _counted("offline requests failed", batch.failures)
+        case None:
+            return []
+
+
+def _errors(records: Iterable[RequestRecord]) -> Iterator[str]:
+    """Of those that failed."""
+    return (record.error for record in records if record.failed and record.error is not None)
+
+
+def _counted(what: str, errors: Iterable[str]) -> list[str]:
+    """The most frequent, one of those that differ in numbers alone for all of them; then how many others."""
+    alike: dict[str, list[str]] = {}
+    for error in errors:
+        alike.setdefault(NUMBER.sub("", error), []).append(error)
+    groups = sorted(alike.values(), key=len, reverse=True)
+    notes = [f"{len(group)} {what}: {group[0]}" for group in groups[:MAX_ERRORS]]
+    if others := sum(map(len, groups[MAX_ERRORS:])):
+        notes.append(f"{others} {what}: other errors")
+    return notes
 
 
 def _not_taken(offline: OfflineRequests) -> list[str]:
     """Requests that went again, and those that would have."""
-    waiting = Counter(record.error for record in offline.records if record.goes_again)
-    notes = [f"{count} offline requests waited at the end to go again: {error}" for error, count in waiting.items()]
+    waiting = (record.error for record in offline.records if record.goes_again and record.error is not None)
+    notes = _counted("offline requests waited at the end to go again", waiting)
     if times := offline.num_again:
         notes.append(f"the server did not take offline requests, which went again: {times} times")
     return notes

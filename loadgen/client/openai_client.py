@@ -79,7 +79,7 @@ class OpenAIClient:
             ) as response:
                 record.status, record.retry_after_s = response.status, _retry_after_s(response)
                 if response.status != 200:
-                    record.error = f"{response.status}: {_error_message(await response.read())}"
+                    record.error = f"{response.status}: {error_message(await response.read())}"
                 else:
                     await self._read_stream(response, record, on_event)
         except (aiohttp.ClientError, *OTHER_FAILURES) as error:
@@ -152,7 +152,7 @@ class OpenAIClient:
             why = "write http://HOST:PORT, or https" if is_unclear else error or type(error).__name__
             raise ServerError(f"cannot reach {self.url}: {why}") from error
         if response.status != 200:
-            message = f"{method} {self.url}{path} answered {response.status}: {_error_message(body)}"
+            message = f"{method} {self.url}{path} answered {response.status}: {error_message(body)}"
             raise ServerError(message, response.status, _retry_after_s(response))
         return body
 
@@ -168,7 +168,7 @@ def as_type(answer: Any, wanted: type[Answer]) -> Answer:
 def _note(chunk: Chunk, record: RequestRecord, now_s: float) -> bool:
     """Write a chunk into the record; whether it ended its choice."""
     if chunk.error is not None:
-        record.error = _error_message(bytes(chunk.error))
+        record.error = error_message(bytes(chunk.error))
     if chunk.usage is not None:
         record.prompt_tokens = chunk.usage.prompt_tokens
         record.output_tokens = chunk.usage.completion_tokens
@@ -183,7 +183,7 @@ def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
     return float(value) if value.isdigit() else None
 
 
-def _error_message(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """The message of OpenAI's error shape, or of vLLM's flat one, else the body's beginning."""
     try:
         answer = msgspec.json.decode(body)

@@ -17,7 +17,15 @@ from loadgen.client.openloop import sleep_until
 from loadgen.client.patience import PATIENCE_S
 from loadgen.client.sse import Usage
 from loadgen.errors import ServerError
-from loadgen.offline.bodies import OfflineMaker, Tell, batch_lines, output_usages, per_output, write_files
+from loadgen.offline.bodies import (
+    OfflineMaker,
+    Tell,
+    batch_lines,
+    output_failures,
+    output_usages,
+    per_output,
+    write_files,
+)
 from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 from shared.protocol.offline.batches import RequestCounts
@@ -80,6 +88,7 @@ class OfflineBatch:
         """``by_counter``: output tokens as they come, by the server's counter of all offline work, and prompt tokens
         in the backlog's proportion, or that of the requests that ended; where it has none, as requests end."""
         self.batches: list[Batch] = []
+        self.failures: list[str] = []  # what failed lines say, once it has stopped
         self._input_ids: list[str] = []
         self._client = client
         self._lines = batch_lines(maker, prompts)
@@ -128,7 +137,7 @@ class OfflineBatch:
             await self._count_outputs()
         else:
             await self._cancel()
-        await self._delete_files(with_answers=not drain)
+        await self._clear_files(with_answers=not drain)
 
     def report(self) -> OfflineReport:
         """Differences of the two ends of the run."""
@@ -144,7 +153,7 @@ class OfflineBatch:
             mode="batch",
             backlog=self._backlog,
             completed=last.completed - first.completed,
-            errors=last.failed - first.failed,
+            errors=last.failed,  # with lines that were refused before the window
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             elapsed_s=last.time_s - first.time_s,
@@ -174,14 +183,25 @@ class OfflineBatch:
                 except ServerError as error:  # it may have ended meanwhile; if not, it is asked again
                     logger.info("not cancelled yet", extra={"batch_id": batch.id, "error": str(error)})
 
-    async def _delete_files(self, with_answers: bool) -> None:
-        answers = [file_id for batch in self.batches for file_id in (batch.output_file_id, batch.error_file_id)]
-        for file_id in filter(None, [*self._input_ids, *(answers if with_answers else ())]):
-            try:
-                await self._client.delete(f"/v1/files/{file_id}")
-            except ServerError as error:
-                if error.status != NOT_FOUND:  # where it was stopped while it did this
-                    raise ServerError(f"files of the backlog are still on the server: {error}") from error
+    async def _clear_files(self, with_answers: bool) -> None:
+        """Delete them, after a look at why lines failed."""
+        errors = [batch.error_file_id for batch in self.batches if batch.error_file_id is not None]
+        answers = [*errors, *(batch.output_file_id for batch in self.batches if batch.output_file_id is not None)]
+        try:
+            if self._last.failed and not self.failures:
+                contents = [await self._client.get_bytes(f"/v1/files/{file_id}/content") for file_id in errors]
+                self.failures = [failure for content in contents for failure in output_failures(content)]
+            for file_id in [*self._input_ids, *(answers if with_answers else ())]:
+                await self._delete(file_id)
+        except ServerError as error:
+            raise ServerError(f"files of the backlog are still on the server: {error}") from error
+
+    async def _delete(self, file_id: str) -> None:
+        try:
+            await self._client.delete(f"/v1/files/{file_id}")
+        except ServerError as error:
+            if error.status != NOT_FOUND:  # it is gone where this was cut short before
+                raise
 
     def _ended(self) -> bool:
         return all(batch.ended for batch in self.batches)

@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from loadgen.client.abilities import CHAT, RequestMaker
+from loadgen.client.openai_client import error_message
 from loadgen.client.sse import Usage
+from loadgen.errors import ServerError
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import load_tokenizer
 from loadgen.workload.scaling import fit_context, scale_lengths
@@ -122,6 +124,26 @@ def write_files(
             file.write(line)
             size, count = size + len(line), count + 1
     return paths
+
+
+class _Response(msgspec.Struct, frozen=True):
+    status_code: int = 0
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _ErrorLine(msgspec.Struct, frozen=True):
+    response: _Response | None = None
+
+
+def output_failures(content: bytes) -> Iterator[str]:
+    """What each line of a batch's error file failed of; those that did not run have not failed. Raises ServerError."""
+    try:
+        for line in content.splitlines():
+            response = msgspec.json.decode(line, type=_ErrorLine).response
+            if response is not None:
+                yield f"{response.status_code}: {error_message(bytes(response.body))}"
+    except msgspec.DecodeError as error:
+        raise ServerError(f"the batch's error file is not OpenAI's: {error}") from error
 
 
 def output_usages(content: bytes) -> Iterator[Usage]:

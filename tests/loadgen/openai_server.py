@@ -28,7 +28,9 @@ class OpenAIServer:
     has_batches: bool = True
     live_usage: bool = True
     batch_lines_per_s: float = 200.0
+    refused_prompts: tuple[str, ...] = ()  # lines of batches that fail at once
     fail_with: int | None = None
+    refusal: Callable[[], str] = lambda: "out of order"
     failing_probes: int = 0  # so many requests for one token fail
     failing_lists: int = 0  # of batches
     failing_polls: int = 0  # so many looks at a batch fail
@@ -105,7 +107,8 @@ async def answer(server: OpenAIServer, body: dict[str, Any], chat: bool) -> Asyn
 
 def advance(server: OpenAIServer, batch: dict[str, Any]) -> dict[str, Any]:
     """The batch as it is by now: lines finish at a steady rate."""
-    lines = batch["lines"]
+    lines = [line for line in batch["lines"] if line["body"].get("prompt") not in server.refused_prompts]
+    refused = len(batch["lines"]) - len(lines)
     if batch["status"] in ("validating", "in_progress"):
         done = min(len(lines), int((time.perf_counter() - batch["began_s"]) * server.batch_lines_per_s))
         batch["status"] = "completed" if done == len(lines) else "in_progress"
@@ -116,7 +119,7 @@ def advance(server: OpenAIServer, batch: dict[str, Any]) -> dict[str, Any]:
         "output_tokens": sum(line["body"]["max_tokens"] for line in done_lines),
     }
     shown = {key: batch[key] for key in ("id", "status")} | {
-        "request_counts": {"total": len(lines), "completed": batch["done"], "failed": 0},
+        "request_counts": {"total": len(batch["lines"]), "completed": batch["done"], "failed": refused},
         "usage": usage if server.live_usage else None,
         "output_file_id": None,
     }
@@ -125,6 +128,8 @@ def advance(server: OpenAIServer, batch: dict[str, Any]) -> dict[str, Any]:
         if not batch["written"]:
             batch["written"] = True
             server.files[shown["output_file_id"]] = output_file(batch)
+            server.files[f"{batch['id']}-error"] = error_file(batch, refused)
+        shown["error_file_id"] = f"{batch['id']}-error"
     return shown
 
 
@@ -135,6 +140,16 @@ def output_file(batch: dict[str, Any]) -> bytes:
         body = {"usage": usage}
         lines.append(json.dumps({"custom_id": line["custom_id"], "response": {"status_code": 200, "body": body}}))
     return "\n".join(lines).encode()
+
+
+def error_file(batch: dict[str, Any], refused: int) -> bytes:
+    """Each refusal has numbers of its own; the last line did not run."""
+    lines: list[dict[str, Any]] = [
+        {"response": {"status_code": 400, "body": {"error": {"message": f"{index} tokens too many"}}}, "error": None}
+        for index in range(refused)
+    ]
+    lines.append({"response": None, "error": {"code": "batch_cancelled", "message": "did not run"}})
+    return "\n".join(map(json.dumps, lines)).encode()
 
 
 def make_app(server: OpenAIServer) -> FastAPI:
@@ -172,7 +187,7 @@ def make_app(server: OpenAIServer) -> FastAPI:
         if body["max_tokens"] > 1 and (is_over or server.fail_with is not None):
             server.num_refused += 1
             server.changed.set()
-            return refusal(server.fail_with or 500, "out of order")
+            return refusal(server.fail_with or 500, server.refusal())
         server.bodies.append(body)
         server.arrived_s.append(time.perf_counter())
         return StreamingResponse(answer(server, body, chat), media_type="text/event-stream")

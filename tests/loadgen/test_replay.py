@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -141,7 +142,17 @@ async def test_no_files_stay_but_answers_that_were_waited_for(plan: ReplayPlan, 
     assert [batch["status"] for batch in server.batches.values()] == ["cancelled"] * 2
     assert server.files == {}
     await run(replace(plan, requests=[], prompts=plan.prompts[:50], drain=True), server)
-    assert list(server.files) == [f"{list(server.batches)[-1]}-output"]
+    last = list(server.batches)[-1]
+    assert list(server.files) == [f"{last}-output", f"{last}-error"]
+
+
+async def test_lines_that_fail_before_the_window_are_counted_and_told(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.refused_prompts = ("prompt 3", "prompt 7")
+    report = await run(replace(plan, prompts=plan.prompts[:20]), server)
+    assert report.offline is not None
+    assert (report.offline.completed, report.offline.errors, report.offline.exhausted) == (18, 2, True)
+    assert "replay: 2 offline requests failed: 400: 0 tokens too many" in report.notes
+    assert server.files == {}
 
 
 async def test_files_that_cannot_be_deleted_are_told(plan: ReplayPlan, server: OpenAIServer) -> None:
@@ -345,6 +356,16 @@ async def test_failures_are_counted_and_noted(plan: ReplayPlan, server: OpenAISe
     assert report.online is not None
     assert (report.online.errors, report.online.completed, report.online.ttft_ms) == (20, 0, None)
     assert "replay: 20 online requests failed: 500: out of order" in report.notes
+
+
+async def test_a_few_failures_stand_for_many(plan: ReplayPlan, server: OpenAIServer) -> None:
+    refusals = itertools.cycle(["wait 5 ms", *"bcdef", "wait 7 ms"])
+    server.refusal = lambda: next(refusals)
+    server.fail_with = 429
+    report = await run(replace(plan, prompts=[]), server)
+    notes = [note for note in report.notes if "requests failed" in note]
+    assert notes[0] == "replay: 5 online requests failed: 429: wait 5 ms"
+    assert len(notes) == 6 and notes[-1].endswith("online requests failed: other errors")
 
 
 async def test_no_slo_is_kept_where_requests_fail_and_it_is_said(plan: ReplayPlan, server: OpenAIServer) -> None:
