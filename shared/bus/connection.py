@@ -60,6 +60,11 @@ class FencedClient(Client):  # type: ignore[misc]
     requires_tls = False
     _shown: Shown
 
+    @property
+    def is_away(self) -> bool:
+        """The connection is lost; or it is there again, and nobody is told of that yet."""
+        return self.is_reconnecting or (self._reconnection_task is not None and not self._reconnection_task.done())
+
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
@@ -258,20 +263,13 @@ class Connection:
         any."""
         if self.reconnects != generation:
             return
-        loop = asyncio.get_running_loop()
-        news: asyncio.Future[None] = loop.create_future()
-
-        def tell() -> None:
-            if not news.done():
-                news.set_result(None)
-
-        timer = None if timeout_s is None else loop.call_later(timeout_s, tell)
-        try:
-            with self.telling_reconnects(tell):
+        with self._news() as (news, tell):
+            timer = None if timeout_s is None else asyncio.get_running_loop().call_later(timeout_s, tell)
+            try:
                 await news
-        finally:
-            if timer is not None:
-                timer.cancel()
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     async def through_reconnects(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What ``work`` returns, which may be done again: it is, where the connection was lost meanwhile, as soon as
@@ -285,7 +283,7 @@ class Connection:
                 if doing.done():
                     return doing.result()
             except BusError as error:
-                has_held = generation == self.reconnects and not self._client.is_reconnecting
+                has_held = generation == self.reconnects and not self._client.is_away
                 if has_held and not isinstance(error.__cause__, FencedError):
                     raise
                 logger.info("tried again, since the bus was away", extra={"why": str(error)})
@@ -296,10 +294,24 @@ class Connection:
 
     async def _done_or_restored(self, doing: asyncio.Future[Any]) -> None:
         """Return when it is done, or the connection is restored."""
-        news = asyncio.Event()
-        doing.add_done_callback(lambda _: news.set())
-        with self.telling_reconnects(news.set):
-            await news.wait()
+        with self._news() as (news, tell):
+            doing.add_done_callback(tell)
+            await news
+
+    @contextlib.contextmanager
+    def _news(self) -> Iterator[tuple[asyncio.Future[None], Callable[..., None]]]:
+        """Done once the second is called, or the connection is restored."""
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def tell(_: object = None) -> None:
+            if not news.done():
+                news.set_result(None)
+
+        self._on_reconnect[tell] = None
+        try:
+            yield news, tell
+        finally:
+            del self._on_reconnect[tell]
 
     @contextlib.contextmanager
     def telling_reconnects(self, tell: Callable[[], None]) -> Iterator[None]:

@@ -256,7 +256,7 @@ class Streams(Connection):
                     last = 0
                     continue
             except FAILURES as error:
-                has_held = generation == self.reconnects and not self._client.is_reconnecting
+                has_held = generation == self.reconnects and not self._client.is_away
                 is_refused = getattr(error, "err_code", None) == NO_ROOM
                 num_refused += is_refused
                 waits = is_refused and num_refused <= MOST_REFUSALS
