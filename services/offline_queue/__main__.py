@@ -45,6 +45,7 @@ def prepared(settings: OfflineQueueSettings, clock: Clock) -> Callable[[Bus], Of
         raise ConfigError(str(error)) from error
     folder = Path(settings.model_path)
     tokenizer = Tokenizer.from_folder(folder)
+    tokenizer.prepare_for_grammars()
     facts = ModelFacts.read(folder)
     max_model_len = settings.max_model_len or facts.max_model_len
     name, *aliases = listed(settings.served_model_name) or [settings.model_name]

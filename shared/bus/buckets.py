@@ -51,6 +51,14 @@ class Bucket(Generic[T]):
             raise NotFoundOnBusError(key)
         return entry
 
+    async def has(self, key: str) -> bool:
+        """Whether it has a value, also one that does not parse."""
+        try:
+            await self._newest(key)
+        except NotFoundOnBusError:
+            return False
+        return True
+
     async def create(self, key: str, value: T) -> int:
         """The new revision. Raises ConflictError where the key exists."""
         return await self._write(key, self._kv.create(key, encode_record(value)))

@@ -40,7 +40,7 @@ class LostBatches:
         lost, num_removed = await self._find(), 0
         for batch_id in lost:
             is_old = await self._newest_s(batch_id) < before_s
-            if is_old and batch_id not in await self._tools.batches.keys():  # made again, by its Idempotency-Key
+            if is_old and not await self._tools.batches.has(batch_id):  # else made again, by its Idempotency-Key
                 await self._tools.clear(batch_id)
                 logger.warning("a batch without a record is removed", extra={"batch_id": batch_id})
                 num_removed += 1

@@ -6,7 +6,7 @@ from services.offline_queue.batches.file_sweep import ORPHAN_AGE_S
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.lost_batches import LostBatches
 from services.offline_queue.batches.manager import BatchManager
-from shared.bus import Bus
+from shared.bus import Bucket, Bus
 from shared.protocol import subjects
 from shared.protocol.offline.requests import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
@@ -71,6 +71,23 @@ async def test_it_is_looked_again_where_the_bus_was_away(desk: Desk, clock: Manu
     desk.bus.reconnects += 1
     assert await sweep.remove(clock.now_s + 60) == 1
     assert await stored(desk.bus) == set()
+
+
+async def test_records_are_read_once_whatever_is_lost(
+    desk: Desk, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, num_reads, read = await make_sweep(desk), 0, Bucket.keys
+
+    async def count(bucket: Bucket[object]) -> set[str]:
+        nonlocal num_reads
+        num_reads += 1
+        return await read(bucket)
+
+    for number in range(3):
+        await store_outcomes(desk.bus, f"batch_lost_{number}")
+    monkeypatch.setattr(Bucket, "keys", count)
+    assert await sweep.remove(clock.now_s + 60) == 3
+    assert num_reads == 1
 
 
 async def test_a_batch_that_is_made_again_meanwhile_stays(

@@ -183,9 +183,12 @@ async def test_a_lost_race_for_a_key_tells_so(bus: Bus) -> None:
     assert entry.value is not None and entry.value.bytes == 20
     with pytest.raises(ConflictError):
         await bucket.delete("file-1", entry.revision - 1)
+    await (await bus.bucket(subjects.FILES_BUCKET, int)).put("file-2", 2)
+    assert [await bucket.has(f"file-{number}") for number in range(3)] == [False, True, True]
     await bucket.delete("file-1", entry.revision)
-    assert await bucket.keys() == set()
-    assert await bucket.forget_deleted(before_s=4e9) == 1
+    await bucket.delete("file-2")
+    assert await bucket.keys() == set() and not await bucket.has("file-1")
+    assert await bucket.forget_deleted(before_s=4e9) == 2
 
 
 def _grown(file: FileObject) -> FileObject:
@@ -278,6 +281,34 @@ async def test_what_there_is_is_asked_for_until_the_server_is_back(server: Serve
     assert (await bucket.get("n")).value == 1 and await objects.all() == {}
     assert (await bus.size(subjects.REQUESTS_STREAM)).messages == 0
     await bus.close()
+
+
+async def test_what_fails_while_a_connection_is_made_again_is_done_again(
+    server: Server, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, told, flush, num_tries = asyncio.Event(), asyncio.Event(), bus._client.flush, 0
+
+    async def flush_late() -> None:
+        made.set()
+        await told.wait()
+        await flush()
+
+    async def ask() -> int:
+        nonlocal num_tries
+        num_tries += 1
+        if num_tries == 1:
+            raise BusError("no answer")
+        return num_tries
+
+    server.kill()
+    await until(lambda: not bus.is_connected)
+    monkeypatch.setattr(bus._client, "flush", flush_late)
+    server.start()
+    await made.wait()
+    asking = asyncio.create_task(bus.through_reconnects(ask))
+    await until(lambda: num_tries == 1)
+    told.set()
+    assert await asyncio.wait_for(asking, 20) == 2
 
 
 async def test_who_may_not_send_for_a_while_asks_when_it_may(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
