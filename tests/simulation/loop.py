@@ -96,8 +96,8 @@ class VirtualLoop(base_events.BaseEventLoop):
         super().__init__()
         self._thread_s = thread_s
         self._now_s = 0.0
-        self._timers: list[tuple[float, int, events.TimerHandle]] = []
-        self._next_timer = 0
+        self._times: list[float] = []  # a heap of those for which there are timers
+        self._timers: dict[float, list[events.TimerHandle]] = {}  # by time, in the order in which they were set
         self._next_number = 0
         self.num_turns = 0
         self.on_collect: Callable[[], object] = lambda: None
@@ -107,6 +107,8 @@ class VirtualLoop(base_events.BaseEventLoop):
         self.set_exception_handler(self._note_error)
 
     # What is asked of a loop
+
+    get_debug = bool  # type: ignore[assignment]  # that is False: each future that is made asks
 
     def time(self) -> float:
         """Virtual seconds since the run began."""
@@ -146,8 +148,12 @@ class VirtualLoop(base_events.BaseEventLoop):
         timer._context = copy_context() if context is None else context
         timer._cancelled = False
         timer._when = when = when if when > soonest_s else soonest_s
-        self._next_timer = number = self._next_timer + 1
-        heappush(self._timers, (when, number, timer))
+        others = self._timers.get(when)
+        if others is None:
+            self._timers[when] = [timer]
+            heappush(self._times, when)
+        else:
+            others.append(timer)
         return timer
 
     def call_soon_threadsafe(  # type: ignore[override]
@@ -183,20 +189,16 @@ class VirtualLoop(base_events.BaseEventLoop):
     def _run_once(self) -> None:
         """Turn after turn, until it is told to stop, after the turn. A turn is all that is ready now; where nothing is,
         time goes on to the next timer first."""
-        ready, timers = self._ready, self._timers
+        ready, times, timers = self._ready, self._times, self._timers
         while not self._stopping:
-            if not ready:
-                while timers and timers[0][2]._cancelled:
-                    heappop(timers)
-                if not timers:
+            while not ready:
+                if not times:
                     raise Stuck(f"nothing happens any more after {self._now_s:.3f} s")
-                now_s = timers[0][0]
-                if now_s > self._now_s:
-                    self._now_s = now_s
-                while timers and timers[0][0] <= now_s:
-                    timer = heappop(timers)[2]
+                time_s = heappop(times)
+                for timer in timers.pop(time_s):
                     if not timer._cancelled:
                         ready.append(timer)
+                        self._now_s = time_s
             for _ in range(len(ready)):
                 if not ready:  # those of a process that was killed meanwhile are gone
                     break
@@ -254,6 +256,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._ready.clear()
+        self._times.clear()
         self._timers.clear()
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:

@@ -120,9 +120,7 @@ class ProcessClock:
         self._loop = loop
         self._start_unix_s = start_unix_s
         self.jump_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self._loop.time()
+        self.monotonic_s = loop.time
 
     def unix_s(self) -> float:
         return self._start_unix_s + self.jump_s + self._loop.time()

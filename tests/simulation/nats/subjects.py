@@ -1,7 +1,7 @@
 """Subjects: which of them a pattern matches, and who listens to one."""
 
 from collections import Counter
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 CACHED = 4096  # subjects whose listeners are remembered
 
@@ -60,9 +60,11 @@ class Listeners(Generic[L]):
         self._exact: dict[str, dict[int, L]] = {}
         self._wild: dict[str, dict[int, L]] = {}  # by the tokens before the first wildcard
         self._depths: Counter[int] = Counter()  # of those
+        self._firsts: Counter[str] = Counter()  # tokens of all
         self._cache: dict[str, tuple[list[L], dict[str, list[L]]]] = {}
 
     def add(self, listener: L) -> None:
+        self._firsts[_first(listener.subject)] += 1
         if is_literal(listener.subject):
             self._exact.setdefault(listener.subject, {})[id(listener)] = listener
             self._cache.pop(listener.subject, None)
@@ -73,6 +75,10 @@ class Listeners(Generic[L]):
         self._cache.clear()
 
     def remove(self, listener: L) -> None:
+        first = _first(listener.subject)
+        self._firsts[first] -= 1
+        if not self._firsts[first]:
+            del self._firsts[first]
         if is_literal(listener.subject):
             self._cache.pop(listener.subject, None)
             _discard(self._exact, listener.subject, listener)
@@ -88,6 +94,8 @@ class Listeners(Generic[L]):
         """(those alone, those of each queue group)"""
         found = self._cache.get(subject)
         if found is None:
+            if _first(subject) not in self._firsts and "*" not in self._firsts and ">" not in self._firsts:
+                return _NOBODY
             if len(self._cache) >= CACHED:
                 self._cache.clear()
             found = self._cache[subject] = self._find(subject)
@@ -118,6 +126,13 @@ class Listeners(Generic[L]):
         for listener in found:
             (groups.setdefault(listener.queue, []) if listener.queue else alone).append(listener)
         return alone, groups
+
+
+_NOBODY: tuple[list[Any], dict[str, list[Any]]] = ([], {})
+
+
+def _first(subject: str) -> str:
+    return subject.partition(".")[0]
 
 
 def _prefix(pattern: str) -> tuple[str, int]:

@@ -51,13 +51,18 @@ class Unhandled(asyncio.Queue[Any]):
         if 0 < self._maxsize <= len(self._queue):
             raise asyncio.QueueFull
         self._queue.append(item)
-        if not self._unfinished_tasks:
-            self._finished.clear()
         self._unfinished_tasks += 1
+        if self._finished._value:
+            self._finished.clear()
         while self._getters:
             getter = self._getters.popleft()
             if not getter.done():
                 getter.set_result(None)
+
+    def task_done(self) -> None:
+        self._unfinished_tasks -= 1
+        if not self._unfinished_tasks and self._finished._waiters:  # somebody joins
+            self._finished.set()
 
     async def get(self) -> Any:
         queue = self._queue

@@ -215,9 +215,16 @@ class Consumer:
 
     def _deliver_later(self) -> None:
         self._timer = None
-        self.pending.expire(self._loop.time())
-        if self._soon is None:
-            self._deliver()
+        if self._ahead or self._skipping or self.pending:
+            self.pending.expire(self._loop.time())
+            if self._soon is None:
+                self._deliver()
+        elif self._soon is None:  # there is nothing to deliver
+            if self.delivery.is_ready:
+                self._at_end()
+            again_s = self.delivery.rest(True)
+            if again_s is not None:
+                self._timer = self._loop.call_at(again_s, self._deliver_later)
 
     # acknowledgements
 
