@@ -1,6 +1,7 @@
 """From an input file to stored requests."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import partial
@@ -9,6 +10,7 @@ from typing import IO, BinaryIO, cast
 from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINES, BatchInput, ParsedLines
 from services.offline_queue.batches.lines import encode_lines, lines_object, temporary_file
 from services.offline_queue.batches.tools import BatchTools
+from shared.cancellation import end
 from shared.errors import BusError, NotFoundOnBusError
 from shared.lines import MAX_LINE_BYTES, split_lines
 from shared.protocol.offline.batches import BatchRecord, LineError
@@ -31,7 +33,7 @@ class BatchIngestion:
         self,
         tools: BatchTools,
         record: BatchRecord,
-        is_cancelled: Callable[[], bool],
+        cancelled: asyncio.Event,
         is_expired: Callable[[], bool],
         check_tokens: Callable[[int], LineError | None],
     ) -> None:
@@ -42,7 +44,7 @@ class BatchIngestion:
         self.errors: list[LineError] = []
         self._tools = tools
         self._record = record
-        self._is_cancelled = is_cancelled
+        self._cancelled = cancelled
         self._is_expired = is_expired
         self._check_tokens = check_tokens
 
@@ -55,12 +57,13 @@ class BatchIngestion:
         await tools.clear(record.id)
         with temporary_file() as lines:
             try:
-                async with tools.places:
-                    await self._read(lines)
+                async with self._place():
+                    if not self._cancelled.is_set():
+                        await self._read(lines)
             except NotFoundOnBusError:
                 message = f"The input file {record.input_file_id} does not exist; was it deleted?"
                 self.errors.append(LineError("input_file_not_found", message, param="input_file_id"))
-            if not self.errors and not self.total and not self._is_cancelled():
+            if not self.errors and not self.total and not self._cancelled.is_set():
                 self.errors.append(LineError("empty_file", "The input file has no requests."))
             if self.errors:
                 await tools.clear(record.id)
@@ -72,13 +75,27 @@ class BatchIngestion:
 
             await self._until_stored(put_lines)
 
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Of those who read at a time; a batch that is cancelled waits for none."""
+        taking = asyncio.ensure_future(self._tools.places.acquire())
+        cancelled = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            await asyncio.wait((taking, cancelled), return_when=asyncio.FIRST_COMPLETED)
+            yield
+        finally:
+            cancelled.cancel()
+            await end(taking)
+            if not taking.cancelled():
+                self._tools.places.release()
+
     async def _read(self, lines: IO[bytes]) -> None:
         reader = BatchInput(self._record, self._tools.tokenizer, self._tools.model)
         async for group in _groups(self._tools, self._record):
             async with self._tools.reading:
                 parsed = await asyncio.to_thread(reader.parse, group)
             self.errors += parsed.errors[: MAX_ERRORS - len(self.errors)]
-            if len(self.errors) == MAX_ERRORS or self._is_cancelled():
+            if len(self.errors) == MAX_ERRORS or self._cancelled.is_set():
                 return
             self.num_tokens += sum(line.most_tokens for line in parsed.lines)
             if too_many := self._check_tokens(self.num_tokens):
@@ -97,7 +114,7 @@ class BatchIngestion:
             try:
                 return await store()
             except BusError as error:
-                if self._is_cancelled() or self._is_expired():
+                if self._cancelled.is_set() or self._is_expired():
                     raise
                 why = {"batch_id": self._record.id, "why": str(error)}
                 logger.warning("batch waits to be stored", extra=why)

@@ -173,8 +173,7 @@ class BatchLife:
         self._urgent.set()
 
     async def _ingest(self) -> None:
-        is_cancelled, check = lambda: self._is_cancelled, self._check_tokens
-        ingested = BatchIngestion(self._tools, self.record, is_cancelled, self._is_expired, check)
+        ingested = BatchIngestion(self._tools, self.record, self._over, self._is_expired, self._check_tokens)
         try:
             await ingested.run()
         except NotFoundOnBusError:

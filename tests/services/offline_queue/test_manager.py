@@ -214,6 +214,21 @@ async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
     await assert_nothing_left(desk, batch_id)
 
 
+async def test_a_cancelled_batch_waits_for_no_place_to_be_read_and_takes_none(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.offline_queue.batches.tools.MOST_READ", 1)
+    async with desk.running() as (manager, _):
+        await manager.tools.places.acquire()
+        cancelled, kept = [await desk.submit([chat_line("a")]) for _ in range(2)]
+        await desk.cancel(cancelled)
+        assert (await desk.until_cleared(cancelled)).status == "cancelled"
+        assert (await desk.until_status(kept, "validating")).request_counts.total == 0
+        manager.tools.places.release()
+        assert (await desk.until_cleared(kept)).status == "completed"
+        assert not manager.tools.places.locked()
+
+
 async def test_a_batch_cancelled_before_it_was_read(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line("a")])
     await desk.cancel(batch_id)
