@@ -53,7 +53,7 @@ def _best(cell: Cell, first: Cell, vllm: float) -> Row:
     offline = run.trial.offline_tokens_per_s if run else 0.0
     return {
         **_load(cell),
-        "best setting": _setting(cell, run) if run else "none kept them",
+        "best setting": _setting(cell, run) if run else _none_kept(cell),
         "TTFT ms mean / p99": _pair(run.online.ttft_ms) if run else "",
         "TBT ms mean / p99": _pair(run.online.tbt_ms) if run else "",
         RATIOS: _ratios(run.online, run.alone) if run else "",
@@ -72,7 +72,7 @@ def _alone(cell: Cell, first: Cell) -> Row:
     return {
         **_load(cell),
         "requests/s": f"{cell.rate:g}",
-        "requests": str(online.requests),
+        "requests": f"{online.requests}, {online.errors} failed" if online.errors else str(online.requests),
         "busy": f"{online.under_way_share or 0:.0%}",
         "TTFT ms mean / p99": _pair(online.ttft_ms),
         "TBT ms mean / p99": _pair(online.tbt_ms),
@@ -92,9 +92,21 @@ def _run(cell: Cell, run: CoRun) -> Row:
     reached = {
         "setting": _setting(cell, run),
         RATIOS: _ratios(run.online, run.alone),
-        "SLOs": ("broken", "kept")[run.trial.met],
+        "SLOs": "kept" if run.trial.met else _broken(run),
     }
     return {**_load(cell), **reached, **_offline(run)}
+
+
+def _none_kept(cell: Cell) -> str:
+    num_failed = sum(run.online.errors > 0 for run in cell.runs)
+    failed = f"; online requests failed in {num_failed} of {len(cell.runs)} runs" if num_failed else ""
+    return f"none kept them{failed}"
+
+
+def _broken(run: CoRun) -> str:
+    """A request that failed is infinitely late."""
+    errors = run.online.errors
+    return f"broken: of {run.online.requests} online requests {errors} failed" if errors else "broken"
 
 
 def _load(cell: Cell) -> Row:

@@ -22,7 +22,7 @@ from benchmarks.harness.kept import all_kept
 from benchmarks.harness.origin import Origin, origin_now
 from benchmarks.harness.page import FigureProgress
 from benchmarks.vllm.__main__ import app
-from benchmarks.vllm.comparison import Comparison, mean_of
+from benchmarks.vllm.comparison import Cell, Comparison, mean_of
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
@@ -275,11 +275,24 @@ async def test_tables_and_picture(
     smaller_steps = replace(ours, system="vllm-priority:128x16")
     both = result_of([cell, smaller_steps], setting).tables[0].rows
     assert [row["times vLLM's best"] for row in both] == ["0.50", "1.00"]
+    failed = result_of([failing(cell)], setting).tables
+    assert failed[0].rows[0]["best setting"] == "none kept them; online requests failed in 1 of 2 runs"
+    num_requests = cell.alone.requests
+    assert failed[1].rows[0]["requests"] == f"{num_requests}, 2 failed"
+    assert [row["SLOs"] for row in failed[2].rows] == [f"broken: of {num_requests} online requests 3 failed", "broken"]
     PAGE.write(tmp_path, NAME, result, origin_now())
     page = (tmp_path / PAGE.file).read_text()
     assert page.count(str(origin_now().date)) == 1 and "smollm2-135m-instruct" in page
     with Image.open(tmp_path / PAGE.images / f"{NAME}.png") as picture:
         assert picture.width == 800
+
+
+def failing(cell: Cell) -> Cell:
+    """Two of its online requests failed alone, three in its first run, and none in its second, which was late."""
+    first, second = (replace(run, trial=msgspec.structs.replace(run.trial, met=False)) for run in cell.runs)
+    alone = [msgspec.structs.replace(each, errors=2) for each in cell.alone_runs]
+    with_errors = replace(first, online=msgspec.structs.replace(first.online, errors=3))
+    return replace(cell, alone_runs=alone, runs=[with_errors, second])
 
 
 def test_vllm_may_have_steps_of_other_sizes() -> None:
