@@ -14,7 +14,7 @@ from rich.console import Console
 
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import LoadgenError, WorkloadError
-from loadgen.options import STANDARD_OUTPUT, OfflineOptions, ReportOptions, WorkloadOptions
+from loadgen.options import STANDARD_OUTPUT, OfflineOptions, ReportOptions, SendingOptions, WorkloadOptions
 from loadgen.progress import progress_on
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report.report import Report
@@ -34,23 +34,29 @@ def replay(
     workload: WorkloadOptions,
     backlog: OfflineOptions,
     reporting: ReportOptions,
+    sending: SendingOptions,
     url: Annotated[
         str, typer.Option(envvar="SLACKWATER_URL", help="An OpenAI-compatible server.")
     ] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="One of the server's; default its first.")] = None,
-    duration: Annotated[float, typer.Option(help="Seconds that the replay lasts.")] = 120.0,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds after which a request has failed.")] = 600.0,
 ) -> None:
     """Replay a production trace against an OpenAI-compatible server, beside an offline backlog.
 
     Requests leave at the trace's own times whatever the server does, and latency counts from those times. The API
     key, where one is needed, is read from SLACKWATER_API_KEY, else from OPENAI_API_KEY.
     """
+    replay_on(url, workload, backlog, reporting, sending)
+
+
+def replay_on(
+    url: str, workload: WorkloadOptions, backlog: OfflineOptions, reporting: ReportOptions, sending: SendingOptions
+) -> None:
+    """The whole command, with its report and its exit status."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     with errors_as_lines(console):
-        plan = workload.plan(duration, model, **backlog.plan_options(), **reporting.plan_options())
+        options = backlog.plan_options() | reporting.plan_options()
+        plan = workload.plan(sending.duration, sending.model, **options)
         shown = is_shown(reporting.progress)
-        report, stopped_by, failure = uvloop.run(run_replay(plan, url, timeout, console, shown))
+        report, stopped_by, failure = uvloop.run(run_replay(plan, url, sending.timeout, console, shown))
         if report is not None:
             write_report(report, reporting.json_file)
         if failure is not None:

@@ -121,6 +121,15 @@ class OfflineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendingOptions:
+    """What of the server is asked, and for how long."""
+
+    model: Annotated[str | None, typer.Option(help="One of the server's; default its first.")] = None
+    duration: Annotated[float, typer.Option(help="Seconds that the replay lasts.")] = 120.0
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds after which a request has failed.")] = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
     """What a run measures, and how it shows it."""
 

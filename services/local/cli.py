@@ -39,7 +39,7 @@ class Commands(CommandGroup):
             f"{HERE}.bus:bus_app",
         ),
         "config": ("Show what is configured and by what, or write a configuration file.", f"{HERE}.config:config_app"),
-        "replay": ("Replay a production trace against any OpenAI-compatible server.", "loadgen.cli:replay"),
+        "replay": ("Replay a production trace against any OpenAI-compatible server.", f"{HERE}.replay:replay"),
         "simulate": (
             "Replay a production trace on a named GPU and model in virtual time.",
             "services.profiler.simulation.cli:simulate",
