@@ -30,6 +30,7 @@ from shared.protocol.services import LeaseHolder
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.protocol.tokens import StepTokens
 from shared.replica.sequence import LiveSequence
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.step_sizes import LARGEST, USUAL, StepSizes
@@ -224,6 +225,23 @@ async def test_each_step_message_tells_the_whole_state(bus: Bus, listener: Liste
     assert done.num_free_blocks == 256
 
 
+async def test_one_that_holds_nothing_says_so_again_when_it_is_asked(
+    bus: Bus, listener: Listener, executor: ExecutorService
+) -> None:
+    async def beats(count: int) -> None:
+        async with asyncio.timeout(60):
+            for _ in range(count):
+                await listener.heartbeats.get()
+
+    await beats(2)
+    while not listener.steps.empty():
+        listener.steps.get_nowait()
+    await beats(3)
+    assert listener.steps.empty()
+    await bus.request(subjects.cache("executor-0"), {}, CacheChanges)
+    assert (await listener.until_step(idle=True)).states == []
+
+
 async def allow_offline_work(bus: Bus, executor: ExecutorService) -> None:
     models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
@@ -258,11 +276,14 @@ async def run_by_plan(bus: Bus, listener: Listener, request: GenerateRequest) ->
     while not listener.steps.empty():
         listener.steps.get_nowait()
     entries = [ScheduledRequest(request.request_id, Kind.OFFLINE, 40)]
-    async with asyncio.timeout(60):
-        while (step := await listener.steps.get()).idle:
-            plan = StepPlan("executor-0", step.epoch, step.step, entries, [request], [], 5.0)
-            await bus.publish(subjects.plan("executor-0"), plan)
-    return step
+    while True:
+        await bus.request(subjects.cache("executor-0"), {}, CacheChanges)  # who is asked says what it holds
+        idle = await listener.until_step(idle=True)
+        plan = StepPlan("executor-0", idle.epoch, idle.step, entries, [request], [], 5.0)
+        await bus.publish(subjects.plan("executor-0"), plan)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                return await listener.until_step(idle=False)
 
 
 async def until_stored(bus: Bus, request_id: str) -> OfflineResult:
