@@ -101,10 +101,9 @@ class TokenStream:
             new = self._decode(self._window[self._num_shown : cut])
         if not new and cut - self._num_shown <= MAX_PENDING_TOKENS:
             return ""
-        if cut > self._num_shown:
-            del self._window[: self._num_shown]
-            self._num_shown = cut - self._num_shown
-            self._shown = self._decode(self._window[: self._num_shown])
+        del self._window[: self._num_shown]
+        self._num_shown = cut - self._num_shown
+        self._shown = self._decode(self._window[: self._num_shown])
         return new
 
     def _last_clean_cut(self, text: str) -> int:

@@ -7,6 +7,7 @@ KV = f"{CORE}/kv"
 ORDERS = f"{CORE}/orders"
 REPLICA = "tests/shared/replica"
 QUEUE = "tests/shared/offline_queue"
+TEXT = "tests/shared/text"
 BLEND = (f"{ORDERS}/test_density.py", f"{ORDERS}/test_blend_order.py", f"{ORDERS}/test_running_batch.py")
 TRIES = (f"{ORDERS}/test_prefix_trie.py", f"{ORDERS}/test_offline_orders.py", f"{QUEUE}/test_prompt_demand.py")
 POOLS = (f"{KV}/test_bidirectional.py", f"{KV}/test_prefix_cache.py", f"{KV}/test_sharing.py")
@@ -167,6 +168,12 @@ TESTS = {
     "shared/replica/ahead.py": (f"{REPLICA}/test_ahead.py", f"{REPLICA}/test_look_ahead.py"),
     "shared/replica/handover.py": (f"{REPLICA}/test_handover.py", f"{REPLICA}/test_prompt_scores.py"),
     "shared/protocol": ("tests/shared/protocol",),
+    "shared/text/chat_options.py": (f"{TEXT}/test_chat_options.py",),
+    "shared/text/detokenizer.py": (f"{TEXT}/test_tokenizer.py",),
+    "shared/text/embedding_sizes.py": (f"{TEXT}/test_embedding_sizes.py",),
+    "shared/text/overlap.py": (f"{TEXT}/test_overlap.py",),
+    "shared/text/token_bytes.py": (f"{TEXT}/test_token_bytes.py",),
+    "shared/text/token_stream.py": (f"{TEXT}/test_tokenizer.py", f"{TEXT}/test_token_stream.py"),
     "shared/watch/batch_counts.py": ("tests/shared/watch/test_batch_counts.py",),
     "shared/watch/key_totals.py": ("tests/shared/watch/test_key_totals.py",),
     "shared/watch/windows.py": ("tests/shared/watch/test_windows.py",),

@@ -136,6 +136,43 @@ def test_an_endless_run_of_broken_bytes_is_given_out_in_bounded_memory() -> None
     assert sum(map(len, pieces)) >= 9 * MAX_PENDING_TOKENS - 1
 
 
+def test_bytes_wait_for_their_character_as_long_as_one_can_be() -> None:
+    """Whatever was shown before them."""
+    for before in ("", "hello"):
+        detokenizer = BYTE_LEVEL.detokenizer()
+        shown = detokenizer.push(BYTE_LEVEL.encode(before))
+        pieces = [detokenizer.push([BROKEN_BYTE_IDS[0]]) for _ in range(MAX_PENDING_TOKENS + 1)]
+        assert shown == before and pieces[:-1] == [""] * MAX_PENDING_TOKENS and pieces[-1]
+
+
+@given(
+    st.lists(st.sampled_from([BROKEN_BYTE_IDS[:20], BROKEN_BYTE_IDS, BYTE_LEVEL.encode("😀")]), max_size=3),
+    st.data(),
+    st.lists(st.integers(1, 20), min_size=1, max_size=4),
+)
+def test_long_runs_of_broken_bytes_join_to_the_decoded_text(
+    pools: list[list[int]], data: st.DataObject, cuts: list[int]
+) -> None:
+    runs = [data.draw(st.lists(st.sampled_from(pool), min_size=20, max_size=60)) for pool in pools]
+    token_ids = [token_id for run in runs for token_id in run]
+    assert "".join(stream(BYTE_LEVEL, token_ids, cuts)) == BYTE_LEVEL.decode(token_ids)
+
+
+@given(MIXED_TEXT, st.lists(st.integers(1, 5), min_size=1, max_size=4), st.sampled_from([(), ("ab", "a\n")]))
+def test_what_is_known_of_a_text_is_counted(text: str, cuts: list[int], stop: tuple[str, ...]) -> None:
+    """What is held back, since a stop string may have begun, too."""
+    token_ids, turn = BYTE_LEVEL.encode(text), 0
+    detokenizer, plain = BYTE_LEVEL.detokenizer(stop), BYTE_LEVEL.detokenizer()
+    num_known = 0
+    while token_ids and not detokenizer.stopped:
+        length = cuts[turn % len(cuts)]
+        turn += 1
+        detokenizer.push(token_ids[:length])
+        num_known += len(plain.push(token_ids[:length]))
+        token_ids = token_ids[length:]
+        assert detokenizer.num_decoded == num_known
+
+
 @given(
     st.text("abc", max_size=30),
     st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
