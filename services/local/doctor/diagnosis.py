@@ -16,7 +16,7 @@ from services.local.doctor import machine_checks, stack_checks
 from services.local.doctor.bus_checks import bus_checks
 from services.local.doctor.check import Check, State, failed, ok
 from services.local.stack.catalogue import STACK_SETTINGS, all_values, gateway_access, read_config, stack_options
-from services.local.stack.gpu_pinning import VISIBLE, DeviceShare, shares_of_models
+from services.local.stack.gpu_pinning import VISIBLE, DeviceShare, device_of, shares_of_models
 from services.local.stack.machine import gpus
 from services.local.stack.options import StackOptions
 from shared.errors import ConfigError, StackError
@@ -91,18 +91,19 @@ def executors_check(options: StackOptions, environ: Mapping[str, str]) -> Check:
     """What each of several executors would run on."""
     try:
         of_models = zip(options.models, shares_of_models(options, environ), strict=True)
-        found = [_runs_on(model, share) for model, shares in of_models for share in shares]
+        found = [_runs_on(model, share, environ) for model, shares in of_models for share in shares]
     except StackError as error:
         return failed("executors", f"{sum(model.executors for model in options.models)}", str(error))
     told = f"{found[0]} each" if len(set(found)) == 1 else ", ".join(found)
     return ok("executors", f"{len(found)}: {told}")
 
 
-def _runs_on(options: StackOptions, share: DeviceShare) -> str:
+def _runs_on(options: StackOptions, share: DeviceShare, environ: Mapping[str, str]) -> str:
     if options.engine == "sim":
         return "a simulated GPU"
-    if VISIBLE in share.environ:
-        return f"GPU {share.environ[VISIBLE]}"
+    kind, _, number = device_of(options, environ).partition(":")
+    if VISIBLE in share.environ or (kind == "cuda" and number):
+        return f"GPU {share.environ.get(VISIBLE, number)}"
     return f"{share.threads} CPU thread{'s' * (share.threads != 1)}" if share.threads else "a CPU thread per core"
 
 

@@ -53,7 +53,7 @@ def gpu_check(there: Sequence[str], device: str, engine: str) -> Check:
     """The GPUs that are there, and whether torch can use them. ``device``: the executor's setting."""
     found = ", ".join(there)
     if not there:
-        if device == "cuda" and engine != "sim":
+        if device.startswith("cuda") and engine != "sim":
             return failed("gpu", "none", "leave device at auto or cpu in [executor], or install the NVIDIA driver")
         return ok("gpu", "none: the engine runs on the CPU")
     if engine != "sim" and device != "cpu" and has_cpu_torch():

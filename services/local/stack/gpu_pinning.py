@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.local.stack.catalogue import all_values, read_config
 from services.local.stack.machine import gpus, has_cpu_torch, usable_cores
@@ -55,11 +56,21 @@ def shares_of_models(options: StackOptions, environ: Mapping[str, str]) -> list[
 
 def _needs(options: StackOptions, environ: Mapping[str, str]) -> tuple[bool, int]:
     """Whether its executors take GPUs as they come, and how many each. Raises ConfigError."""
-    file = read_config(str(options.config_file or ""), environ)
-    executor = {name: found.value for name, found in all_values(file, environ)["executor"].items()}
-    executor |= options.tables.get("executor", {})
+    executor = _executor_settings(options, environ)
     may_use_gpus = executor["device"] in ("auto", "cuda")  # one with a number is what the user has chosen for all
     return may_use_gpus, executor["tensor_parallel"] * executor["pipeline_depth"] if options.engine == "vllm" else 1
+
+
+def device_of(options: StackOptions, environ: Mapping[str, str]) -> str:
+    """Which its executors are told to use: ``auto``, ``cpu``, ``cuda``, or ``cuda:1``. Raises ConfigError."""
+    return str(_executor_settings(options, environ)["device"])
+
+
+def _executor_settings(options: StackOptions, environ: Mapping[str, str]) -> dict[str, Any]:
+    file = read_config(str(options.config_file or ""), environ)
+    executor: dict[str, Any] = {name: found.value for name, found in all_values(file, environ)["executor"].items()}
+    executor |= options.tables.get("executor", {})
+    return executor
 
 
 def share_out(options: StackOptions, gpus_each: int, there: Sequence[str], num_cores: int) -> list[DeviceShare]:

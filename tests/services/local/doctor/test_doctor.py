@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def test_what_several_executors_would_run_on_is_told_of_each(folder: Path) -> No
         f'[[models]]\nmodel = "{DEFAULT_MODEL}"\nname = "small"\nthreads = 1\n'
     )
     assert "2: a simulated GPU, 1 CPU thread\n" in re.sub(" +\n", "\n", doctor(CUDA_VISIBLE_DEVICES="")[1])
+    (folder / "slackwater.toml").write_text('[executor]\ndevice = "cuda:1"\n')
+    assert "2: GPU 1 each" in doctor("--executors", "2", CUDA_VISIBLE_DEVICES="")[1]
 
 
 def test_what_would_stop_a_stack_is_told_with_a_remedy(folder: Path) -> None:
@@ -123,6 +126,19 @@ def test_python_is_judged_by_its_version() -> None:
     assert states == [FAILED, OK, OK, WARNING]
 
 
+def test_the_versions_of_python_are_those_of_the_package_and_of_the_docs() -> None:
+    root = Path(machine_checks.__file__).parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    (major, first), (_, last) = machine_checks.OLDEST_PYTHON, machine_checks.NEWEST_PYTHON
+    tested = [f"{major}.{minor}" for minor in range(first, last + 1)]
+    assert project["requires-python"] == f">={tested[0]}"
+    named = [each.rpartition(" ")[2] for each in project["classifiers"] if each.startswith("Programming Language")]
+    assert named == tested
+    said = f"Python {tested[0]} or later (tested up to {tested[-1]})"
+    for page in ("README.md", "docs/quick_start.md"):
+        assert said in " ".join((root / page).read_text().split()), page
+
+
 def test_one_core_and_little_memory_are_warned_of() -> None:
     assert [machine_checks.cores_check(cores).state for cores in (1, 2)] == [WARNING, OK]
     gib = 1024**3
@@ -132,9 +148,9 @@ def test_one_core_and_little_memory_are_warned_of() -> None:
 
 
 def test_without_a_gpu_only_a_stack_that_asks_for_one_fails() -> None:
-    asked = (("auto", "torch"), ("cuda", "sim"), ("cuda", "torch"))
+    asked = (("auto", "torch"), ("cuda", "sim"), ("cuda", "torch"), ("cuda:1", "torch"))
     states = [machine_checks.gpu_check([], device, engine).state for device, engine in asked]
-    assert states == [OK, OK, FAILED]
+    assert states == [OK, OK, FAILED, FAILED]
 
 
 @pytest.mark.skipif(not version("torch").endswith("+cpu"), reason="of a torch that is built for CPUs")
