@@ -31,6 +31,7 @@ from shared.settings.config import Sources, composed
 from shared.settings.setting import settings_of
 from tests.conftest import nats_server_binary
 from tests.deploy.compose import INTERPOLATION, ROOT, read_services
+from tests.simulation.nats.server import VERSION
 
 SETTINGS: dict[str, type[msgspec.Struct]] = {
     "gateway": GatewaySettings,
@@ -174,6 +175,8 @@ def test_images_of_others_are_pinned() -> None:
     assert [image for image in others.values() if not PINNED.fullmatch(image)] == []
     values = yaml.safe_load((ROOT / "deploy/helm/slackwater/values.yaml").read_text())
     assert f"nats:{values['nats']['container']['image']['tag']}" == others["nats"]
+    minor = VERSION.rpartition(".")[0]  # of the server whose behaviour the tests know
+    assert others["nats"].startswith(f"nats:{minor}.")
 
 
 def test_a_model_is_prepared_for_the_engine_that_runs_it() -> None:
