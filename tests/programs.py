@@ -5,12 +5,14 @@ What a program does from its first line on is as under ``python -m``: its argume
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +23,7 @@ SLACKWATER = "services.local.cli"
 IMPORTED = "tests.imported_programs"
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload([IMPORTED])
+STATUSES = threading.Lock()  # an exit status can be read once; of two threads that read it one would be told 255
 
 
 class Program:
@@ -44,24 +47,27 @@ class Program:
         self._process = FORKING.Process(
             target=_become, args=(module, arguments, files, environ, str(cwd or Path.cwd()))
         )
-        self._process.start()
+        with STATUSES:  # it looks who has ended
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
     @property
     def returncode(self) -> int | None:
         """Minus the signal's number where one ended it."""
-        return self._process.exitcode
+        with STATUSES:
+            return self._process.exitcode
 
     def poll(self) -> int | None:
         return self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
-        self._process.join(timeout_s)
-        if self.returncode is None:
+        multiprocessing.connection.wait([self._process.sentinel], timeout_s)
+        status = self.returncode
+        if status is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout_s or 0.0)
-        return self.returncode
+        return status
 
     def send_signal(self, signum: int) -> None:
         if self.returncode is None:
