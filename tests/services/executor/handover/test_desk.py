@@ -382,20 +382,30 @@ async def test_a_taker_that_stops_answers_what_it_was_offered(
 
 
 async def test_who_has_nothing_to_do_is_not_woken(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the strict one, which asks the others for requests."""
+    """Not even the strict one, until somebody runs offline requests, for which it asks."""
     await pools.until_idle()
-    woken = dict.fromkeys(("relaxed", "strict"), 0)
+    looks, woken = (dict.fromkeys(("relaxed", "strict"), 0) for _ in range(2))
 
     def counted(name: str, executor: ExecutorService) -> None:
-        wake = executor._loop.wake
+        desk = executor._pool._desk
+        assert desk is not None
+        wake, look = executor._loop.wake, desk.peers.fall_silent
 
         def count() -> None:
             woken[name] += 1
             wake()
 
+        def count_look() -> list[Place]:
+            looks[name] += 1
+            return look()
+
         monkeypatch.setattr(executor._loop, "wake", count)
+        monkeypatch.setattr(desk.peers, "fall_silent", count_look)
 
     counted("relaxed", pools.relaxed)
     counted("strict", pools.strict)
+    await until(lambda: min(looks.values()) >= 3)
+    assert woken == {"relaxed": 0, "strict": 0}
+    assert pools.strict._pool._desk is not None
+    monkeypatch.setattr(pools.strict._pool._desk._pulling, "may_ask", lambda own: True)
     await until(lambda: woken["strict"] >= 3)
-    assert woken["relaxed"] == 0
