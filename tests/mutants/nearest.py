@@ -8,6 +8,7 @@ ORDERS = f"{CORE}/orders"
 REPLICA = "tests/shared/replica"
 QUEUE = "tests/shared/offline_queue"
 TEXT = "tests/shared/text"
+OPENAI = "tests/shared/openai"
 BLEND = (f"{ORDERS}/test_density.py", f"{ORDERS}/test_blend_order.py", f"{ORDERS}/test_running_batch.py")
 TRIES = (f"{ORDERS}/test_prefix_trie.py", f"{ORDERS}/test_offline_orders.py", f"{QUEUE}/test_prompt_demand.py")
 POOLS = (f"{KV}/test_bidirectional.py", f"{KV}/test_prefix_cache.py", f"{KV}/test_sharing.py")
@@ -167,6 +168,11 @@ TESTS = {
     "shared/replica/block_readers.py": (f"{REPLICA}/test_readers.py",),
     "shared/replica/ahead.py": (f"{REPLICA}/test_ahead.py", f"{REPLICA}/test_look_ahead.py"),
     "shared/replica/handover.py": (f"{REPLICA}/test_handover.py", f"{REPLICA}/test_prompt_scores.py"),
+    "shared/openai/completions/sampling.py": (f"{OPENAI}/completions", f"{OPENAI}/tools/test_choice.py"),
+    "shared/openai/reasoning.py": (f"{OPENAI}/test_reasoning.py",),
+    "shared/openai/shown_prompt.py": (f"{OPENAI}/test_shown_prompt.py",),
+    "shared/openai/shown_text.py": (f"{OPENAI}/test_shown_text.py",),
+    "shared/openai/tools/calls.py": (f"{OPENAI}/tools/test_calls.py",),
     "shared/protocol": ("tests/shared/protocol",),
     "shared/text/chat_options.py": (f"{TEXT}/test_chat_options.py",),
     "shared/text/detokenizer.py": (f"{TEXT}/test_tokenizer.py",),

@@ -59,6 +59,12 @@ def test_a_text_is_parted_alike_however_it_is_cut(pieces: list[str], cuts: list[
     assert part(text, reasoning) == (thought or None, content)
 
 
+def test_blanks_are_kept_once_the_content_has_begun() -> None:
+    parser = ReasoningParser(Reasoning(*MARKS, is_open=True))
+    contents = [parser.push(piece).content for piece in ("x</think>", " \n", " a", "", " b\n", " ")]
+    assert contents == ["", "", "a", "", " b\n", " "]
+
+
 def deltas(events: bytes) -> list[dict[str, Any]]:
     lines = [line for line in events.decode().split("\n\n") if line]
     return [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines]
@@ -140,6 +146,12 @@ def test_the_prompt_says_whether_it_has_begun(tokenizer: Tokenizer) -> None:
     in_parts = [begun[0], begun[1] | {"content": [{"type": "text", "text": part} for part in ("<think>", "Well")]}]
     assert reasoning_of(tokenizer, messages=in_parts, continue_final_message=True) == Reasoning(*MARKS, is_open=True)
     assert reasoning_of(tokenizer, guided_choice=["a"]) is None
+
+
+def test_a_prompt_that_ends_with_another_special_token_has_not_begun_it(tokenizer: Tokenizer) -> None:
+    begun = tokenizer.encode("Hi <think>", add_special_tokens=False)
+    for more, is_open in (([], True), ([min(tokenizer.eos_token_ids)], False)):
+        assert Reasoning.of([*begun, *more], "", True, tokenizer) == Reasoning(*MARKS, is_open)
 
 
 def test_a_model_without_marks_has_none(model_folder: Path) -> None:

@@ -272,6 +272,7 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
         (CHAT, {"n": 1, "logprobs": False, "top_logprobs": 0, "tools": [], "logit_bias": {}, "presence_penalty": 0}),
         (CHAT, {"response_format": {"type": "text"}, "tool_choice": "none", "service_tier": "auto", "unknown": []}),
         (CHAT, {"modalities": ["text"], "frequency_penalty": 0.0, "parallel_tool_calls": True, "store": False}),
+        (TEXT, {"best_of": 1}),
         (TEXT, {"n": 1, "best_of": 1, "echo": False, "suffix": "", "unknown": {"a": None}}),
         (CHAT, {"reasoning_effort": "none", "verbosity": "medium", "functions": [], "prediction": None, "store": True}),
         (CHAT, {"prompt_cache_key": "k", "safety_identifier": "s", "priority": 3, "request_id": "r"}),
