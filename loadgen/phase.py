@@ -32,8 +32,10 @@ class Phase:
     _busy: list[Reading | None] = field(default_factory=list)
 
     async def run(self, drain: bool) -> None:
-        """Run to the end. On cancellation the offline work is taken from the server before it returns. Raises
-        ServerError when the server refuses the batch; one that does not let go of it ends up in ``trouble``."""
+        """Run to the end. On cancellation the offline work is taken from the server before it returns; on a second one
+        it returns at once. Raises ServerError when the server refuses the batch; one that does not let go of it ends up
+        in ``trouble``."""
+        is_cancelled = False
         try:
             if self.online is not None:
                 await self.online.prepare()
@@ -41,14 +43,15 @@ class Phase:
                 await self.offline.start()
             await self._measure()
         except asyncio.CancelledError:
-            drain = False
+            is_cancelled = True
             raise
         finally:
             self._end_s = min(self._end_s, time.perf_counter())
             try:
-                await self._stop_offline(drain)
-            except asyncio.CancelledError:  # while it drained, say
-                await self._stop_offline(drain=False)
+                await self._stop_offline(drain and not is_cancelled)
+            except asyncio.CancelledError:
+                if not is_cancelled:  # it came while this drained, say
+                    await self._stop_offline(drain=False)
                 raise
 
     async def _stop_offline(self, drain: bool) -> None:

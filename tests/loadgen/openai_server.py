@@ -246,6 +246,7 @@ def add_batches(app: FastAPI, server: OpenAIServer) -> None:
     async def cancel(batch_id: str) -> Response:
         if server.failing_cancels > 0:
             server.failing_cancels -= 1
+            server.changed.set()
             return refusal(503, "restarting")
         server.batches[batch_id]["status"] = "cancelled"
         return JSONResponse(advance(server, server.batches[batch_id]))

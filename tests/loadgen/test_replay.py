@@ -15,6 +15,7 @@ from rich.console import Console
 from loadgen.client.abilities import COMPLETIONS, Abilities, RequestMaker
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
+from loadgen.offline.batch import CANCEL_TIMEOUT_S
 from loadgen.offline.bodies import OfflineMaker
 from loadgen.offline.requests import OfflineRequests
 from loadgen.progress import NoProgress
@@ -200,6 +201,22 @@ async def test_what_is_stopped_while_it_drains_cancels_its_batch(plan: ReplayPla
             await running
     assert ([batch["status"] for batch in server.batches.values()], server.files) == (["cancelled"], {})
     assert replay.report(partial=True).notes[0] == "replay: stopped at its end"
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_what_is_stopped_twice_waits_for_nobody(plan: ReplayPlan, server: OpenAIServer, drain: bool) -> None:
+    server.failing_cancels, server.batch_lines_per_s = 1_000_000, 10  # and it takes longer than anybody waits
+    progress = DoneProgress(10 if drain else 0)
+    duration_s = 0.1 if drain else 60.0
+    async with OpenAIClient(server.url, 10) as client:
+        replay = Replay(replace(plan, drain=drain, scaling=Scaling(duration_s=duration_s)), client, progress)
+        running = asyncio.create_task(replay.prepare_and_run())
+        await progress.reached.wait()
+        running.cancel()
+        await server.until(lambda: server.failing_cancels < 1_000_000)
+        running.cancel()
+        ended, _ = await asyncio.wait((running,), timeout=CANCEL_TIMEOUT_S / 2)
+        assert ended and running.cancelled()
 
 
 async def test_tokens_of_an_exhausted_batch_come_from_its_output(plan: ReplayPlan, server: OpenAIServer) -> None:
