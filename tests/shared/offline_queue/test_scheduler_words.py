@@ -222,3 +222,34 @@ def test_of_online_requests_whose_end_was_not_heard_nothing_is_kept() -> None:
         scheduler.on_step(replace(IDLE, states=[held("kept", Kind.ONLINE)]))
     assert sum(bool(scheduler.hashes_of(f"lost-{number}")) for number in range(300)) < 100
     assert len(scheduler.hashes_of("kept")) == 1
+
+
+def test_what_an_executor_that_waits_is_planned_for_is_the_present() -> None:
+    """Its word may be old by then."""
+    clock = ManualClock()
+    pool = make_pool("fcfs", [])
+    scheduler = make_scheduler(pool, clock=clock)
+    scheduler.on_step(IDLE)
+    clock.now_s = 9.0
+    pool.add([make_offline(1)])
+    scheduler.plan()
+    assert scheduler._mirror.pace.now_ms >= 9000.0
+
+
+def test_an_executor_is_known_to_hold_nothing_until_something_is_sent_to_it() -> None:
+    pool = make_pool("fcfs", [])
+    scheduler = make_scheduler(pool)
+    assert not scheduler.knows_idle
+    scheduler.on_step(IDLE)
+    assert scheduler.knows_idle
+    scheduler.on_inbox(online("a"))
+    assert not scheduler.knows_idle
+    scheduler.on_inbox(AbortRequests(["a"]))
+    assert scheduler.knows_idle
+    pool.add([make_offline(1)])
+    assert entering(scheduler) == [ONE]
+    assert not scheduler.knows_idle
+    scheduler.on_step(replace(IDLE, epoch="another"))
+    assert not scheduler.knows_idle
+    scheduler.on_step(IDLE)
+    assert scheduler.knows_idle, "the plan was lost"
