@@ -25,6 +25,7 @@ from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
 from loadgen.progress import RenamedProgress, ReplayProgress, progress_on
 from loadgen.replay import Replay, ReplayPlan
+from loadgen.report.metrics import harvest
 from loadgen.report.report import OfflineReport, OnlineReport, Report
 from shared.settings.command_options import one_of
 
@@ -43,13 +44,12 @@ class Beside:
     offline: OfflineReport
     alone: OnlineReport
 
-    def row(self, offline_alone: float) -> Row:
-        """``offline_alone``: tokens/s of a batch alone."""
+    def row(self, offline_alone: OfflineReport) -> Row:
+        """``offline_alone``: of a batch alone. No harvest where online requests left no time idle."""
         now, alone = self.online, self.alone
         if now.ttft_ms is None or alone.ttft_ms is None or now.tbt_ms is None or alone.tbt_ms is None:
             raise ServerError(f"{self.name}: no online request was answered")
-        tokens_per_s = self.offline.total_tokens_per_s or 0.0
-        harvest = tokens_per_s / (offline_alone * (1.0 - (alone.under_way_share or 0.0)))
+        harvested = harvest(self.offline, offline_alone, 1.0 - (alone.under_way_share or 0.0))
         ratios = {"TTFT p99": now.ttft_ms.p99 / alone.ttft_ms.p99, "TBT mean": now.tbt_ms.mean / alone.tbt_ms.mean}
         return {
             "online work": self.name,
@@ -58,8 +58,8 @@ class Beside:
             **formatted(".0f", {"TTFT p99 ms": now.ttft_ms.p99}),
             **formatted(".1f", {"TBT mean ms": now.tbt_ms.mean}),
             **formatted(".2f", {f"{name}, of online alone": ratio for name, ratio in ratios.items()}),
-            **formatted(".1f", {"offline tokens/s": tokens_per_s}),
-            **formatted(".2f", {"harvest": harvest}),
+            **formatted(".1f", {"offline tokens/s": self.offline.total_tokens_per_s or 0.0}),
+            "harvest": "" if harvested is None else f"{harvested:.2f}",
         }
 
 
@@ -82,12 +82,11 @@ class Runs:
             results.append(Beside(name, rate, report.online, report.offline, without.online))
         return results
 
-    async def offline_alone(self) -> float:
-        """Tokens/s."""
+    async def offline_alone(self) -> OfflineReport:
         report = await self._run("batch alone", self.workload.offline_only())
         if report.offline is None or not report.offline.total_tokens_per_s:
             raise ServerError("the batch alone came to nothing")
-        return report.offline.total_tokens_per_s
+        return report.offline
 
     async def _run(self, name: str, plan: ReplayPlan) -> Report:
         if plan.prompts:
@@ -106,7 +105,6 @@ async def rows(
     with progress_on(Console(stderr=True), is_shown(None)) as progress:
         async with system.serving(workload.setting, workload.model_path, folder) as server:
             runs = Runs(workload, server, progress)
-            progress.phase(f"idle for {idle_minutes:g} minutes", 0, 0)
             await asyncio.sleep(60 * idle_minutes)
             results = await runs.beside([(f"after {idle_minutes:g} idle minutes", rate)])
             for _ in range(repeats):

@@ -15,7 +15,7 @@ from rich.console import Console
 from loadgen.client.abilities import COMPLETIONS, Abilities, RequestMaker
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
-from loadgen.offline.batch import CANCEL_TIMEOUT_S
+from loadgen.offline.batch import CANCEL_TIMEOUT_S, OfflineBatch
 from loadgen.offline.bodies import OfflineMaker
 from loadgen.offline.requests import OfflineRequests
 from loadgen.progress import NoProgress
@@ -190,12 +190,20 @@ class DoneProgress(NoProgress):
             self.reached.set()
 
 
-async def test_what_is_stopped_while_it_drains_cancels_its_batch(plan: ReplayPlan, server: OpenAIServer) -> None:
-    progress = DoneProgress(200)  # by far more than in the window
+async def test_what_is_stopped_while_it_drains_cancels_its_batch(
+    plan: ReplayPlan, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drains, stop = asyncio.Event(), OfflineBatch.stop
+
+    async def note(batch: OfflineBatch, drain: bool) -> None:
+        drains.set()
+        await stop(batch, drain)
+
+    monkeypatch.setattr(OfflineBatch, "stop", note)
     async with OpenAIClient(server.url, 10) as client:
-        replay = Replay(replace(plan, drain=True, scaling=Scaling(duration_s=0.1)), client, progress)
+        replay = Replay(replace(plan, drain=True, scaling=Scaling(duration_s=0.1)), client, NoProgress())
         running = asyncio.create_task(replay.prepare_and_run())
-        await progress.reached.wait()
+        await drains.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
