@@ -105,7 +105,7 @@ def test_a_step_alone_says_what_steps_of_its_kind_take_alone(credit: Credit, sha
     elif times > MOST_SURPRISE * before:
         assert drift == credit.measured(share, share.alone_ms, 1e6 * times * share.alone_ms).drift_of(share)
         assert drift >= before
-    elif times != before and LEAST_DRIFT < drift < MOST_DRIFT:
+    elif times != pytest.approx(before) and LEAST_DRIFT < drift < MOST_DRIFT:
         assert 0 < (drift - before) / (times - before) <= 1 / FIRST_STEPS
 
 
