@@ -20,6 +20,7 @@ class Attached:
     is_silent: bool = False
     is_to_tell: bool = True  # what it holds: it has said nothing yet, or something was lost
     has_spoken: bool = True  # since its last heartbeat, of its steps or of what it holds without one
+    was_asked: bool = False  # since then, for what is not known of it
     lost: list[str] = field(default_factory=list)  # what it held when it fell silent
     subscriptions: list[Subscription] = field(default_factory=list)
 

@@ -83,12 +83,13 @@ class ExecutorDesk:
             self._probe.look()
 
     async def begin_anew(self, attached: Attached) -> None:
-        """With the same incarnation, of which nothing is known from here on but what it tells next."""
+        """With the same incarnation, of which nothing is known from here on but what it tells next. It is not asked
+        before its next heartbeat: what it says may be the same again."""
         info = attached.scheduler.info
         async with self._registering:
             if self._attached.get(info.executor_id) is attached:
                 await self._detach(info.executor_id)
-                await self._attach(info)
+                await self._attach(info, was_asked=True)
 
     # By their registrations
 
@@ -122,13 +123,13 @@ class ExecutorDesk:
         if info is not None and info.spec.model == self._model_name:
             await self._attach(info)
 
-    async def _attach(self, info: ExecutorInfo) -> None:
+    async def _attach(self, info: ExecutorInfo, was_asked: bool = False) -> None:
         def tuning() -> tuple[Policy, LatencyModel]:
             role = self._attached.acting_role(info.executor_id)
             return self._tuning.policy(info, role), self._tuning.model(info.profile_key)
 
         scheduler = Scheduler(info, self._pool, tuning, self._clock, self._why_hopeless)
-        attached = Attached(scheduler, self._clock.monotonic_s())
+        attached = Attached(scheduler, self._clock.monotonic_s(), was_asked=was_asked)
         self._attached[info.executor_id] = attached
 
         async def on_inbox(message: InboxMessage) -> None:
@@ -188,10 +189,10 @@ class ExecutorDesk:
             attached = self._attached.get(info.executor_id)
         if attached is not None and attached.scheduler.info.epoch == info.epoch:
             attached.seen_s = self._clock.monotonic_s()
-            attached.is_silent = False
+            was_silent, attached.is_silent = attached.is_silent, False
             attached.lost.clear()
             was_taking, attached.scheduler.takes_requests = attached.scheduler.takes_requests, not heartbeat.draining
-            if attached.update(info) or was_taking == heartbeat.draining:
+            if attached.update(info) or was_taking == heartbeat.draining or was_silent:
                 self._due.on_work()
             self._compare(attached, heartbeat)
 
@@ -200,8 +201,9 @@ class ExecutorDesk:
         plan, or what it held."""
         if not heartbeat.num_held and not attached.has_spoken and not attached.scheduler.knows_idle:
             attached.is_to_tell = True
+        attached.has_spoken = attached.was_asked = False
+        if attached.is_to_tell or attached.scheduler.needs_cache:
             self._has_gap.set()
-        attached.has_spoken = False
 
     async def _on_taken(self, taken: Taken) -> None:
         if not self._attached.move(taken, self._pool):
@@ -225,18 +227,20 @@ class ExecutorDesk:
         executor_id = attached.scheduler.info.executor_id
         attached.is_silent = True
         attached.lost = self._pool.release(executor_id)
+        self._due.on_work()  # others may act as something else from here on
         logger.warning("executor is silent", extra={"executor_id": executor_id, "why": why})
 
     async def _fill_gaps(self) -> None:
         """Ask executors for all that their prefix caches have, where some that they told was lost or came too early.
-        Who is asked says again what it holds, if it runs nothing."""
+        Who is asked says again what it holds, if it runs nothing. Nobody is asked twice between two heartbeats."""
         while True:
             await self._has_gap.wait()
             self._has_gap.clear()
             for attached in list(self._attached.values()):
                 scheduler = attached.scheduler
-                if attached.is_silent or not (scheduler.needs_cache or attached.is_to_tell):
+                if attached.is_silent or attached.was_asked or not (scheduler.needs_cache or attached.is_to_tell):
                     continue
+                attached.was_asked = True
                 subject = subjects.cache(scheduler.info.executor_id)
                 try:
                     scheduler.on_cache(await self._bus.request(subject, {}, CacheChanges, CACHE_WAIT_S))
