@@ -1,5 +1,7 @@
 """What offline work may add to steps, and what of that is left: books that are kept step by step."""
 
+from statistics import fmean
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ from shared.scheduling.credit import (
 )
 
 drifts = st.floats(LEAST_DRIFT, MOST_DRIFT)
-seen = st.integers(0, 3 * FIRST_STEPS)
+seen = st.integers(0, 40)
 steps = st.integers(0, 3 * PERIOD), st.integers(0, 3)
 credits = st.builds(Credit, st.floats(-5000, 5000), drifts, *steps, seen, drifts, seen)
 shares = st.builds(OnlineShare, st.integers(1, 30), st.floats(0.5, 200), st.floats(0, 0.5), st.booleans())
@@ -86,8 +88,9 @@ def test_what_a_step_with_offline_work_took_beyond_its_prediction_is_paid_too(
 
 @given(credits, shares, st.floats(0.01, 20))
 def test_a_step_alone_says_what_steps_of_its_kind_take_alone(credit: Credit, share: OnlineShare, times: float) -> None:
-    """The first ones what the fastest of them took; later ones a little at a time, upwards at most as from one that
-    took a quarter longer. The first without prompts that comes after others says nothing. Nothing is paid for it."""
+    """Of the first the fastest counts; of the later ones each as much as one of all before it, and a twentieth at
+    least, upwards at most as one that took a quarter longer. The first without prompts that comes after others says
+    nothing. Nothing is paid for it."""
     before, num_seen = credit.drift_of(share), credit.num_seen_of(share)
     after = credit.measured(share, share.alone_ms, times * share.alone_ms)
     drift = after.drift_of(share)
@@ -106,7 +109,7 @@ def test_a_step_alone_says_what_steps_of_its_kind_take_alone(credit: Credit, sha
         assert drift == credit.measured(share, share.alone_ms, 1e6 * times * share.alone_ms).drift_of(share)
         assert drift >= before
     elif times != pytest.approx(before) and LEAST_DRIFT < drift < MOST_DRIFT:
-        assert 0 < (drift - before) / (times - before) <= 1 / FIRST_STEPS
+        assert (drift - before) / (times - before) == pytest.approx(max(0.05, 1 / (num_seen + 1)), rel=1e-3)
 
 
 @given(drifts, st.booleans(), st.lists(st.floats(0.97, 1.03), min_size=40, max_size=40))
@@ -121,6 +124,28 @@ def test_how_far_off_a_new_model_is_is_known_before_anything_is_added(
         credit = credit.started(share, share.alone_ms)
         credit = credit.measured(share, share.alone_ms, factor * noise.pop() * share.alone_ms)
     assert credit.drift_of(share) == pytest.approx(factor, rel=0.05)
+
+
+@pytest.mark.parametrize("has_prompts", [False, True])
+def test_of_what_was_seen_first_the_fastest_counts_and_then_each_as_much_as_one_before(has_prompts: bool) -> None:
+    share, credit, times = OnlineShare(1, 10.0, 0.1, has_prompts), Credit(num_alone=2), list[float]()
+    for number in range(20):
+        times.append(1.0 + 0.05 * ((3 - number) % 5))
+        credit = credit.measured(share, share.alone_ms, times[-1] * share.alone_ms)
+        first = times[:FIRST_STEPS]
+        expected = fmean([min(first)] * len(first) + times[FIRST_STEPS:])
+        assert credit.drift_of(share) == pytest.approx(expected)
+
+
+@given(credits, shares)
+def test_a_step_that_a_model_before_predicted_says_nothing(credit: Credit, share: OnlineShare) -> None:
+    """It runs when the model changes, or is the first after that where none has prompts."""
+    credit = credit.of_new_model()
+    assert credit.num_seen_of(share) == 0
+    assert credit.measured(share, share.alone_ms, 3.0 * share.alone_ms) == credit
+    started = credit.started(share, share.alone_ms)
+    after = started.measured(share, share.alone_ms, 3.0 * share.alone_ms)
+    assert after.num_seen_of(share) == share.has_prompts
 
 
 def test_a_step_without_online_work_says_nothing() -> None:

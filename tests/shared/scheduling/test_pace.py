@@ -83,3 +83,9 @@ def test_after_interruptions_steps_grow_again_by_those_that_ended_without_online
             credit = credit.started(share, 12.0).measured(share, 12.0, 31.0)
         assert (pace.most_idle_ms, pace.num_interrupted, pace.credit) == (most_ms, num_interrupted, credit)
         assert pace.mean_step_ms == pytest.approx(30.0 if has_ended else 0.0)
+
+
+def test_of_a_new_model_all_is_seen_anew_and_the_rest_is_remembered() -> None:
+    pace = Pace(mean_step_ms=7.0, batch_size=300, credit=Credit(5.0, 2.0, 9, 4, 30, 3.0, 20))
+    assert pace.of_new_model() == Pace(mean_step_ms=7.0, batch_size=300, credit=pace.credit.of_new_model())
+    assert pace.of_new_model().credit.num_seen == 0
