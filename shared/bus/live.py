@@ -103,9 +103,9 @@ class LiveMessages(Connection):
         self, subject: str, message_type: type[T] | Any, handler: Callable[[T], Awaitable[None]]
     ) -> Subscription:
         """Call ``handler`` for each message, one after the other in the order of arrival. An error that it raises is
-        logged and counted, and ends that message alone, as does one that does not parse. All who listen to the subject
-        for messages of this type have the same ones, which they leave as they are, each when those before it have done
-        with it: none of them waits for another."""
+        logged and counted, and ends that message alone, as does one that does not parse. All who listen here to the
+        subject for messages of this type have one and the same, one after the other: a handler leaves it as it is, is
+        soon done with it, and waits for no other's."""
         key = subject, message_type
         if (hearing := self._hearings.get(key)) is not None:
             return hearing.join(handler)
