@@ -25,7 +25,7 @@ from services.executor.size_chooser import SizeChooser
 from services.executor.step_loop import StepLoop, unmeasured
 from shared.bus import Bucket, Bus
 from shared.bus.lease import Lease
-from shared.cancellation import check_cancelled, within
+from shared.cancellation import check_cancelled
 from shared.clock import Clock, waited_s
 from shared.errors import BusError, ConfigError, EngineLostError, LeaseHeldError, LeaseLostError, first_of
 from shared.latency.model import LatencyModel
@@ -204,13 +204,11 @@ class ExecutorService(Service):
             if not self._is_lost:
                 await self._pool.settle()
                 await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
-                signing_off = self._bus.through_reconnects(partial(self._executors.delete, self.name))
-                await within(SIGN_OFF_S, signing_off)
+                await self._bus.at_the_end(partial(self._executors.delete, self.name), SIGN_OFF_S)
             await self._results.drain(RESULTS_DRAIN_S)
             await self._lease.release()
-        except (BusError, TimeoutError) as error:
-            why = str(error) or "the bus does not answer"
-            logger.warning("could not sign off", extra={"executor_id": self.name, "why": why})
+        except BusError as error:
+            logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
         await self._pool.close()
         self._loop.close()
         await asyncio.to_thread(self._tracing.close)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable
 
 from shared.bus import Bucket, Bus
-from shared.cancellation import check_cancelled, within
+from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.offline_queue.offline_pool import OfflinePool
 from shared.protocol import subjects
@@ -55,7 +55,7 @@ class OrderMemory:
 
     async def stop(self) -> None:
         """As ``keep``, for no longer than STOP_S."""
-        await self._tried(within(STOP_S, self._bus.through_reconnects(self._put)))
+        await self._tried(self._bus.at_the_end(self._put, STOP_S))
 
     async def _put(self) -> None:
         if (num_learnt := self._pool.num_learnt) == self._num_learnt:
@@ -68,8 +68,8 @@ class OrderMemory:
     async def _tried(self, putting: Awaitable[None]) -> None:
         try:
             await putting
-        except (BusError, TimeoutError) as error:
-            logger.warning("what was learnt is not kept yet", extra={"why": str(error) or "the bus does not answer"})
+        except BusError as error:
+            logger.warning("what was learnt is not kept yet", extra={"why": str(error)})
 
     def _take(self, learnt: Learnt) -> None:
         if learnt.by != self._learnt_by:

@@ -292,6 +292,13 @@ class Connection:
                 await end(doing)
             check_cancelled()
 
+    async def at_the_end(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
+        """As ``through_reconnects``, of a process that is killed soon. Raises BusError too where the time is over."""
+        try:
+            return await within(timeout_s, self.through_reconnects(work))
+        except TimeoutError as error:
+            raise BusError("the bus does not answer") from error
+
     async def _done_or_restored(self, doing: asyncio.Future[Any]) -> None:
         """Return when it is done, or the connection is restored."""
         with self._news() as (news, tell):
@@ -307,11 +314,8 @@ class Connection:
             if not news.done():
                 news.set_result(None)
 
-        self._on_reconnect[tell] = None
-        try:
+        with self.telling_reconnects(tell):
             yield news, tell
-        finally:
-            del self._on_reconnect[tell]
 
     @contextlib.contextmanager
     def telling_reconnects(self, tell: Callable[[], None]) -> Iterator[None]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from shared.bus import Bucket, Bus, Entry
-from shared.cancellation import check_cancelled, within
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, ConflictError, LeaseLostError, NobodyListensError, NotFoundOnBusError
 from shared.protocol import subjects
@@ -102,8 +102,8 @@ class Lease:
         """Let the next one have it at once. Nothing where it is not held."""
         if self._revision is not None:
             self._revision = None
-            with contextlib.suppress(BusError, TimeoutError):
-                await within(RELEASE_S, self._bus.through_reconnects(self._give_back))
+            with contextlib.suppress(BusError):
+                await self._bus.at_the_end(self._give_back, RELEASE_S)
 
     async def _give_back(self) -> None:
         found = await self._find()

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable
 
 from shared.bus import Bucket, Bus, Entry
-from shared.cancellation import check_cancelled, within
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.protocol import subjects
@@ -97,14 +97,13 @@ class UsageLedger:
 
     async def stop(self) -> None:
         """Write what is not written yet, for no longer than STOP_S."""
-        await self._tried(within(STOP_S, self._bus.through_reconnects(self.flush)))
+        await self._tried(self._bus.at_the_end(self.flush, STOP_S))
 
     async def _tried(self, flushing: Awaitable[None]) -> None:
         try:
             await flushing
-        except (BusError, TimeoutError) as error:
-            why = str(error) or "the bus does not answer"
-            logger.warning("usage of keys not written yet", extra={"left": len(self._unwritten), "why": why})
+        except BusError as error:
+            logger.warning("usage of keys not written yet", extra={"left": len(self._unwritten), "why": str(error)})
 
     async def _follow(self) -> None:
         async for entry in self._entries:
