@@ -91,17 +91,18 @@ def executors_check(options: StackOptions, environ: Mapping[str, str]) -> Check:
     """What each of several executors would run on."""
     try:
         of_models = zip(options.models, shares_of_models(options, environ), strict=True)
-        found = [_runs_on(model, share, environ) for model, shares in of_models for share in shares]
+        devices = ((device_of(model, environ), model, shares) for model, shares in of_models)
+        found = [_runs_on(model, share, device) for device, model, shares in devices for share in shares]
     except StackError as error:
         return failed("executors", f"{sum(model.executors for model in options.models)}", str(error))
     told = f"{found[0]} each" if len(set(found)) == 1 else ", ".join(found)
     return ok("executors", f"{len(found)}: {told}")
 
 
-def _runs_on(options: StackOptions, share: DeviceShare, environ: Mapping[str, str]) -> str:
+def _runs_on(options: StackOptions, share: DeviceShare, device: str) -> str:
     if options.engine == "sim":
         return "a simulated GPU"
-    kind, _, number = device_of(options, environ).partition(":")
+    kind, _, number = device.partition(":")
     if VISIBLE in share.environ or (kind == "cuda" and number):
         return f"GPU {share.environ.get(VISIBLE, number)}"
     return f"{share.threads} CPU thread{'s' * (share.threads != 1)}" if share.threads else "a CPU thread per core"
