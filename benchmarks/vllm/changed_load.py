@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -18,20 +18,19 @@ import typer
 from rich.console import Console
 
 from benchmarks.harness.command import Results, Row, benchmark, formatted, model_folder
-from benchmarks.vllm.servers import SYSTEMS, Server
+from benchmarks.vllm.comparison import offline_of, online_of
+from benchmarks.vllm.servers import ON_TORCH, ON_VLLM, Server, Slackwater
 from benchmarks.vllm.workload import Setting, Workload
 from loadgen.cli import is_shown
-from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
-from loadgen.progress import RenamedProgress, ReplayProgress, progress_on
-from loadgen.replay import Replay, ReplayPlan
+from loadgen.progress import ReplayProgress, progress_on
+from loadgen.replay import ReplayPlan
 from loadgen.report.metrics import harvest
 from loadgen.report.report import OfflineReport, OnlineReport, Report
 from shared.settings.command_options import one_of
 
-TIMEOUT_S = 600.0
 SMALL = 0.1  # of the rate
-ENGINES = ("torch", "vllm")
+SYSTEMS = {system.engine: system for system in (ON_TORCH, ON_VLLM)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +74,25 @@ class Runs:
         """Beside a batch at each rate, one right after the other; then without, in the same order."""
         together = [await self._run(name, self.workload.together(rate)) for name, rate in changes]
         alone = [await self._run(f"{name}, alone", self.workload.online_only(rate)) for name, rate in changes]
-        results = []
-        for (name, rate), report, without in zip(changes, together, alone, strict=True):
-            if report.online is None or report.offline is None or without.online is None:
-                raise ServerError(f"{name}: nothing was answered")
-            results.append(Beside(name, rate, report.online, report.offline, without.online))
-        return results
+        return [
+            Beside(name, rate, online_of(report), offline_of(report), online_of(without))
+            for (name, rate), report, without in zip(changes, together, alone, strict=True)
+        ]
 
     async def offline_alone(self) -> OfflineReport:
-        report = await self._run("batch alone", self.workload.offline_only())
-        if report.offline is None or not report.offline.total_tokens_per_s:
+        report = offline_of(await self._run("batch alone", self.workload.offline_only()))
+        if not report.total_tokens_per_s:
             raise ServerError("the batch alone came to nothing")
-        return report.offline
+        return report
 
     async def _run(self, name: str, plan: ReplayPlan) -> Report:
-        if plan.prompts:
-            plan = replace(plan, **self.server.offline(None))
-        async with OpenAIClient(self.server.url, TIMEOUT_S) as client:
-            replay = Replay(plan, client, RenamedProgress(self.progress, lambda _: name))
-            await replay.prepare_and_run()
-            return replay.report(partial=False)
+        return await self.server.replayed(plan, None, self.progress, name)
 
 
 async def rows(
-    workload: Workload, engine: str, rate: float, idle_minutes: float, repeats: int, folder: Path
+    workload: Workload, system: Slackwater, rate: float, idle_minutes: float, repeats: int, folder: Path
 ) -> list[Row]:
     """Raises LoadgenError."""
-    system = SYSTEMS[f"slackwater-{engine}"]
     with progress_on(Console(stderr=True), is_shown(None)) as progress:
         async with system.serving(workload.setting, workload.model_path, folder) as server:
             runs = Runs(workload, server, progress)
@@ -119,9 +110,9 @@ def main(
     rate: Annotated[float, typer.Option(min=0.01, help="Online requests/s, of which there is a tenth meanwhile.")],
     idle_minutes: Annotated[float, typer.Option(min=0.0)] = 60.0,
     repeats: Annotated[int, typer.Option(min=1, help="Changes of the load.")] = 3,
-    engine: Annotated[str, typer.Option(callback=one_of("engine", ENGINES), help=" or ".join(ENGINES) + ".")] = "torch",
+    engine: Annotated[str, typer.Option(callback=one_of("engine", SYSTEMS), help=" or ".join(SYSTEMS) + ".")] = "torch",
 ) -> Results:
     yield f"slackwater up --engine {engine}, nothing else set that bears on scheduling; {setting.describe()}"
     with TemporaryDirectory() as folder:
         workload = Workload(setting, model_folder(setting.model))
-        yield from asyncio.run(rows(workload, engine, rate, idle_minutes, repeats, Path(folder)))
+        yield from asyncio.run(rows(workload, SYSTEMS[engine], rate, idle_minutes, repeats, Path(folder)))

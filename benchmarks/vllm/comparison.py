@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import msgspec
@@ -14,10 +14,8 @@ from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
 from benchmarks.vllm.servers import Knob, Server, System
 from benchmarks.vllm.workload import Workload
-from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
-from loadgen.progress import RenamedProgress
-from loadgen.replay import Replay, ReplayPlan
+from loadgen.replay import ReplayPlan
 from loadgen.report.metrics import LATENCIES
 from loadgen.report.report import OfflineReport, OnlineReport, Report, Summary
 from loadgen.report.slo import parse_slo
@@ -25,7 +23,6 @@ from services.profiler.slo.search import TrialOutcome
 from shared.protocol.profiling.slo_profile import Trial
 
 RATE_TRIES, CLOSE_SHARE = 3, 0.05
-REQUEST_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,9 @@ class Comparison:
         for cell in cells:
             if reports := beside.get(cell.system):
                 turns = zip(cell.alone_runs, reports, strict=True)
-                cell.runs = [self._judged(None, alone, _online(report), _offline(report)) for alone, report in turns]
+                cell.runs = [
+                    self._judged(None, alone, online_of(report), offline_of(report)) for alone, report in turns
+                ]
                 online = mean_of([run.online for run in cell.runs])
                 cell.mean = self._judged(None, cell.alone, online, _mean_offline([run.offline for run in cell.runs]))
 
@@ -122,7 +121,7 @@ class Comparison:
         plan, search = self.workload.together(cell.rate), KnobSearch(knob.ladder, knob.first, self.max_runs)
         while (value := search.next_value()) is not None:
             report = await runner.run(f"{cell.rate:g}-with-{value:g}", plan, value)
-            cell.runs.append(self._judged(value, cell.alone, _online(report), _offline(report)))
+            cell.runs.append(self._judged(value, cell.alone, online_of(report), offline_of(report)))
             search.tell(value, cell.runs[-1].trial.met)
 
     def _judged(self, value: float | None, alone: OnlineReport, online: OnlineReport, offline: OfflineReport) -> CoRun:
@@ -148,10 +147,10 @@ class Comparison:
 
     async def _offline_only(self, runner: _Lazy) -> OfflineReport:
         knob = runner.system.knob
-        return _offline(await runner.run("offline-only", self.workload.offline_only(), knob and knob.most))
+        return offline_of(await runner.run("offline-only", self.workload.offline_only(), knob and knob.most))
 
     async def _online_only(self, runner: _Lazy, rate: float, index: int) -> OnlineReport:
-        return _online(await runner.run(f"{rate:g}-alone-{index + 1}", self.workload.online_only(rate), None))
+        return online_of(await runner.run(f"{rate:g}-alone-{index + 1}", self.workload.online_only(rate), None))
 
 
 @dataclass(slots=True)
@@ -171,12 +170,7 @@ class _Lazy:
         if self._server is None:
             serving = system.serving(workload.setting, workload.model_path, store.server_folder(system.name))
             self._server = await self.started.enter_async_context(serving)
-        if plan.prompts:
-            plan = replace(plan, **self._server.offline(value))
-        async with OpenAIClient(self._server.url, REQUEST_TIMEOUT_S) as client:
-            replay = Replay(plan, client, RenamedProgress(self.of.progress, lambda _: f"{system.name}: {name}"))
-            await replay.prepare_and_run()
-        report = replay.report(partial=False)
+        report = await self._server.replayed(plan, value, self.of.progress, f"{system.name}: {name}")
         if report.online is not None and not report.online.completed:
             raise ServerError(f"{system.name}: {name}: no online request was answered ({'; '.join(report.notes)})")
         store.put(system.name, name, report)
@@ -202,13 +196,15 @@ def _mean_offline(reports: Sequence[OfflineReport]) -> OfflineReport:
     return msgspec.structs.replace(reports[0], **means)
 
 
-def _online(report: Report) -> OnlineReport:
+def online_of(report: Report) -> OnlineReport:
+    """Raises ServerError where there is none."""
     if report.online is None:
         raise ServerError(f"{report.run.url} answered no online request")
     return report.online
 
 
-def _offline(report: Report) -> OfflineReport:
+def offline_of(report: Report) -> OfflineReport:
+    """Raises ServerError where there is none."""
     if report.offline is None:
         raise ServerError(f"{report.run.url} did no offline work")
     return report.offline

@@ -10,11 +10,16 @@ from typing import Any
 from benchmarks.harness.local_stack import local_stack, python_command, running
 from benchmarks.harness.stack import answers
 from benchmarks.vllm.workload import Setting
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import WorkloadError
+from loadgen.progress import RenamedProgress, ReplayProgress
+from loadgen.replay import Replay, ReplayPlan
+from loadgen.report.report import Report
 from services.local.stack.machine import free_port
 from services.local.stack.processes.process import Command
 
 VLLM_BLOCK_TOKENS, BLOCK_TOKENS = 32, {"vllm": 32, "torch": 16, "sim": 16}
+REQUEST_TIMEOUT_S = 600.0
 OFFLINE_PRIORITY = {"priority": 1}  # lower is sooner, and what comes without one has 0
 
 
@@ -34,6 +39,15 @@ class Server:
 
     url: str
     offline: Callable[[float | None], Mapping[str, Any]]
+
+    async def replayed(self, plan: ReplayPlan, value: float | None, progress: ReplayProgress, name: str) -> Report:
+        """A run of that plan, shown under that name. Raises LoadgenError."""
+        if plan.prompts:
+            plan = replace(plan, **self.offline(value))
+        async with OpenAIClient(self.url, REQUEST_TIMEOUT_S) as client:
+            replay = Replay(plan, client, RenamedProgress(progress, lambda _: name))
+            await replay.prepare_and_run()
+        return replay.report(partial=False)
 
 
 @dataclass(frozen=True, slots=True)
