@@ -26,7 +26,7 @@ from benchmarks.vllm.comparison import Cell, Comparison, mean_of
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
-from benchmarks.vllm.servers import SYSTEMS, Knob, Vllm, system_named
+from benchmarks.vllm.servers import SYSTEMS, Knob, Server, Vllm, system_named
 from benchmarks.vllm.workload import Setting, Workload
 from loadgen.errors import WorkloadError
 from loadgen.report.report import OnlineReport, Summary
@@ -116,14 +116,10 @@ class Local:
     turned: list[float | None] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
 
-    @property
-    def url(self) -> str:
-        return self.server.url
-
     @asynccontextmanager
-    async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Local]:
+    async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Server]:
         self.starts.append(self.name)
-        yield self
+        yield Server(self.server.url, self.offline)
 
     def offline(self, value: float | None) -> Mapping[str, Any]:
         self.turned.append(value)
