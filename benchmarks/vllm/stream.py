@@ -1,7 +1,7 @@
 """One stream at a time on an idle machine: ``slackwater up`` beside vLLM's own server.
 
 All servers run at once, with the same model and number of threads and nothing else set, and answer requests of equal
-lengths in turns, so that all of them meet the same disturbances.
+lengths in turns, so that all of them meet the same disturbances, but not each other: between two turns all are idle.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from loadgen.errors import ServerError
 from loadgen.report.metrics import LatencySamples
 
 TIMEOUT_S = 120.0
+SETTLED_S = 1.5  # after a server's last token: a worker of vLLM spins for a second, on a core that others need
 COMPARED: Sequence[System] = (PLAIN, ON_VLLM, ON_TORCH)  # the others with the first
 
 
@@ -62,6 +63,7 @@ async def measured(setting: Setting, requests: list[StreamRequest], folder: Path
         for number, request in enumerate(requests):
             for place in range(len(clients)):
                 turn = (number + place) % len(clients)
+                await asyncio.sleep(SETTLED_S)
                 times[turn].append(await answered(clients[turn], request))
     return [own[1:] for own in times]
 
