@@ -48,7 +48,7 @@ def compose(
     if offline and alone and alone.offline and alone.idle_share is not None:
         harvested = harvest(offline, alone.offline, alone.idle_share)
     judged = []
-    if online and slos:
+    if online:
         samples = LatencySamples.of(together.records)
         judged = [slo.judge(online, samples, alone.online if alone else None) for slo in slos]
     report = Report(facts, online, offline, alone, ratios, harvested, judged, partial, [])
@@ -69,7 +69,7 @@ def reservations(report: Report) -> list[str]:
         if offline and offline.exhausted:
             notes.append(f"{name}: the backlog ran out after {offline.elapsed_s:.1f} s, which its rates are over")
     if report.harvest is None and baseline and report.offline:
-        notes.append(f"no harvest: {_missing(report)}")
+        notes.append(f"no harvest: {_missing(baseline)}")
     return notes
 
 
@@ -94,9 +94,8 @@ def _less(run: RunFacts, share: float) -> str:
     return f"--rate-scale {(run.rate_scale or 1.0) * share:.2g}"
 
 
-def _missing(report: Report) -> str:
-    baseline = report.baseline
-    if baseline is None or baseline.offline is None:
+def _missing(baseline: Baseline) -> str:
+    if baseline.offline is None:
         return "the offline-only run is missing"
     if baseline.idle_share is None:
         return f"the server's /metrics has no steady {BUSY_METRIC}"

@@ -15,14 +15,18 @@ def overload(records: Sequence[RequestRecord], start_s: float, end_s: float) -> 
     came = sorted((record for record in records if record.due_s < end_s), key=lambda record: record.due_s)
     if len(came) < MIN_REQUESTS or any(record.prompt_tokens is None or record.failed for record in came):
         return None
-    waits_s = [(record.token_times_s[0] if record.token_times_s else end_s) - record.due_s for record in came]
-    num_waiting = sum(record.due_s + wait_s >= end_s for record, wait_s in zip(came, waits_s, strict=True))
+    waits_s = [_first_token_s(record, end_s) - record.due_s for record in came]
+    num_waiting = sum(_first_token_s(record, end_s) >= end_s for record in came)
     quarter = len(came) // 4
     if num_waiting < WAITING_SHARE * len(came) or sum(waits_s[-quarter:]) < GROWTH * sum(waits_s[:quarter]):
         return None
     brought = sum((record.prompt_tokens or 0) + record.num_output_tokens for record in came)
     done = sum(_computed_tokens(record, end_s) for record in came)
     return brought / done if done else None
+
+
+def _first_token_s(record: RequestRecord, end_s: float) -> float:
+    return record.token_times_s[0] if record.token_times_s else end_s
 
 
 def _computed_tokens(record: RequestRecord, end_s: float) -> int:

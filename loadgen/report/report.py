@@ -66,12 +66,12 @@ class OfflineReport(msgspec.Struct, frozen=True):
     ) -> OfflineReport:
         """With rates; zero where no time has passed. ``exhausted``: the backlog ran out before the window did."""
 
-        def per_s(count: int | None) -> float | None:
-            return None if count is None else count / elapsed_s if elapsed_s > 0 else 0.0
+        def per_s(count: int) -> float:
+            return count / elapsed_s if elapsed_s > 0 else 0.0
 
-        tokens = None if input_tokens is None or output_tokens is None else input_tokens + output_tokens
-        rates = per_s(completed) or 0.0, per_s(output_tokens), per_s(tokens)
-        return cls(mode, backlog, completed, errors, elapsed_s, exhausted, *rates)
+        output = None if output_tokens is None else per_s(output_tokens)
+        total = None if input_tokens is None or output_tokens is None else per_s(input_tokens + output_tokens)
+        return cls(mode, backlog, completed, errors, elapsed_s, exhausted, per_s(completed), output, total)
 
 
 class Ratios(msgspec.Struct, frozen=True):

@@ -180,10 +180,14 @@ TESTS = {
     "shared/text/overlap.py": (f"{TEXT}/test_overlap.py",),
     "shared/text/token_bytes.py": (f"{TEXT}/test_token_bytes.py",),
     "shared/text/token_stream.py": (f"{TEXT}/test_tokenizer.py", f"{TEXT}/test_token_stream.py"),
+    "shared/settings": ("tests/shared/settings",),
     "shared/watch/batch_counts.py": ("tests/shared/watch/test_batch_counts.py",),
     "shared/watch/key_totals.py": ("tests/shared/watch/test_key_totals.py",),
+    "shared/watch/stack_watch.py": ("tests/shared/watch/test_stack_watch.py",),
     "shared/watch/windows.py": ("tests/shared/watch/test_windows.py",),
     "shared/simulation": ("tests/shared/simulation",),
+    "loadgen/report": ("tests/loadgen/report",),
+    "loadgen/workload": ("tests/loadgen/workload",),
 }
 
 

@@ -4,14 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadgen.client.records import RequestRecord
 from loadgen.errors import SloError
 from loadgen.report.metrics import SHARES, LatencySamples, online_report
 from loadgen.report.report import OnlineReport, SloReport
-from loadgen.report.slo import parse_slo
+from loadgen.report.slo import parse_slo, parse_slos
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,20 @@ def test_judgement_against_milliseconds() -> None:
     assert slo.attainment == pytest.approx(2 / 3)
 
 
+def test_a_figure_that_is_the_bound_itself() -> None:
+    made = records(0.125, 0.25, 0.25, 0.5)
+    at_most, below = judged("ttft_p50<=250ms", made), judged("ttft_p50<250ms", made)
+    assert (at_most.value, at_most.met, at_most.attainment) == (250.0, True, 0.75)
+    assert (below.value, below.met, below.attainment) == (250.0, False, 0.25)
+    assert judged("ttft_p50<251ms", made).met and not judged("ttft_p50<=249ms", made).met
+
+
+def test_several_slos_in_one_text() -> None:
+    expected = ["ttft_p99<=800ms", "tbt_mean <= 1.05x", "tpot_p50<50ms"]
+    assert [slo.expr for slo in parse_slos(" ttft_p99<=800ms, tbt_mean <= 1.05x;; tpot_p50<50ms,")] == expected
+    assert parse_slos(" ") == []
+
+
 @pytest.mark.parametrize("metric", ["ttft", "tbt", "tpot", "normalized_latency"])
 def test_a_failed_request_is_infinitely_late(metric: str) -> None:
     most = judged(f"{metric}_p99<=1s", records(0.1, 0.2, 0.3, failed=17))
@@ -78,6 +92,7 @@ def test_a_failed_request_is_infinitely_late(metric: str) -> None:
     assert not judged(f"{metric}_p99<=1s", few[:-10] + few[-5:] * 3).met
 
 
+@example(2, 1, "p50")
 @given(st.integers(1, 60), st.integers(0, 60), st.sampled_from(list(SHARES)))
 def test_percentiles_are_numpy_s_with_infinite_samples(num_answered: int, num_failed: int, statistic: str) -> None:
     made = records(*[number / 1000 for number in range(num_answered)], failed=num_failed)
