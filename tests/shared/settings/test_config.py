@@ -121,6 +121,107 @@ def test_bad_values_name_where_they_are_from(nowhere: Path) -> None:
         loaded(["--path", "x", "--config", "no-such.toml"], nowhere)
 
 
+def test_a_long_error_has_both_its_ends(nowhere: Path) -> None:
+    class Wordy(msgspec.Struct, frozen=True):
+        words: Annotated[str, Meta(description="what to say")] = ""
+
+        def __post_init__(self) -> None:
+            if self.words:
+                raise ValueError(f"begin{self.words}end")
+
+    def said(num: int) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load(Wordy, "executor", ["--words", "x" * num], {})
+        return str(caught.value)
+
+    assert said(992) == f"executor: begin{'x' * 992}end"
+    assert said(993) == f"executor: begin{'x' * 495} ... {'x' * 497}end"
+
+
+def test_help_tells_of_each_setting_where_it_is_from(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Percents(msgspec.Struct, frozen=True):
+        """Counts %."""
+
+        share: Annotated[float, Meta(description="of 100%")]
+        name: Annotated[str, Meta(description="whose")] = ""
+        blocks: Annotated[int, Meta(description="how many")] = 8
+
+    with pytest.raises(SystemExit) as ended:
+        load(Percents, "offline-queue", ["--help"], {})
+    text = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0 and text.startswith("usage: python -m services.offline_queue [-h]")
+    assert "--share VALUE of 100% (required; SLACKWATER_SHARE)" in text
+    assert "--name VALUE whose (default ''; SLACKWATER_NAME)" in text
+    assert "--blocks VALUE how many (default 8; SLACKWATER_BLOCKS)" in text
+    assert "--config FILE configuration file" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[strategy]\nprezet = 3\n", r"line 2: unknown setting prezet of \[strategy\]; did you mean preset\?"),
+        ('[executor]\npreset = "bros"\n', r"line 2: unknown setting preset of \[executor\]"),
+        ("[strategy]\nmax_num_seqs = 3\n", r"line 2: unknown setting max_num_seqs of \[strategy\]"),
+        ("[executor]\nmax-num-seqs = 3\n", r"did you mean max_num_seqs\?"),
+        (
+            '[strategy]\nlatency_budget = "profiled"\nbudget_ms = 5.0\n',
+            "^executor: latency budget profiled is no number",
+        ),
+    ],
+)
+def test_a_table_of_its_own_has_its_own_settings(nowhere: Path, content: str, message: str) -> None:
+    (nowhere / "slackwater.toml").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        load(ExecutorSettings, "executor", ["--model-path", "m"], {})
+
+
+MODELS = """\
+[stack]
+slo = "a"
+[executor]
+threads = 2
+block_size = 16
+
+[[models]]
+name = "b"
+slo = "c"
+[models.executor]
+threads = 3
+[[models]]
+name = "d"
+[models."strategy"]
+preset = "fcfs"
+"""
+
+
+def test_a_model_has_the_files_settings_but_for_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "slackwater.toml"
+    path.write_text(MODELS)
+    file = ConfigFile.read(path)
+    first, second = file.of_model(0), file.of_model(1)
+    assert first.table("stack") == {"slo": "c", "name": "b"}
+    assert first.table("executor") == {"threads": 3, "block_size": 16} and first.table("strategy") == {}
+    assert second.table("stack") == {"slo": "a", "name": "d"} and second.table("strategy") == {"preset": "fcfs"}
+    assert second.table("executor") == file.table("executor") == {"threads": 2, "block_size": 16}
+    wheres = [("stack", "slo"), ("stack", "name"), ("executor", "threads"), ("executor", "block_size")]
+    assert [first.where(*each) for each in wheres] == [f"{path} line {line}" for line in (9, 8, 11, 5)]
+    assert [second.where(*each) for each in wheres] == [f"{path} line {line}" for line in (2, 13, 4, 5)]
+    assert second.where("strategy", "preset") == f"{path} line 15"
+    assert first.where("strategy", "preset") == str(path)
+    assert file.where("models") == f"{path} line 7" and file.where("models", "1", "name") == f"{path} line 13"
+
+
+@pytest.mark.parametrize("content", ["models = 3\n", "models = [1]\n", "\n[models]\n", '[models.executor]\na = "x"\n'])
+def test_models_are_a_list_of_tables(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "slackwater.toml"
+    path.write_text(content)
+    line = len(content) - len(content.lstrip()) + 1
+    with pytest.raises(
+        ConfigError, match=rf"toml line {line}: models is a list of tables; write \[\[models\]\] above each"
+    ):
+        ConfigFile.read(path)
+
+
 def test_lines_are_those_of_tables_and_keys(tmp_path: Path) -> None:
     file = tmp_path / "slackwater.toml"
     file.write_text('# [gateway]\n[stack] # all\n"port" = 1\n\n[ executor ]\nthreads=2\n')

@@ -1,0 +1,142 @@
+"""Options of commands, made of settings and of groups, as a command line gives them."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+import typer
+from msgspec import Meta
+from typer.testing import CliRunner, Result
+
+from shared.settings.command_options import Given, one_of, with_option_groups, with_settings
+from shared.settings.setting import LIST, choices, settings_of
+
+WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """Settings of a service."""
+
+    path: Annotated[str, Meta(description="folder of the model")]
+    blocks: Annotated[int, Meta(ge=1, le=99, description="KV blocks")] = 8
+    rate: Annotated[float, Meta(description="steps per second")] = 1.5
+    engine: Annotated[str, Meta(description="torch, or a simulated one: sim", extra=choices(("torch", "sim")))] = "sim"
+    slo: Annotated[str, Meta(description="latencies to keep", extra=LIST)] = ""
+
+
+class Mixture(msgspec.Struct, frozen=True):
+    """A table of settings: by its preset, but for what is given."""
+
+    preset: Annotated[str, Meta(description="which one")] = "plain"
+    share: Annotated[float, Meta(description="of offline work")] = 0.5
+
+    @classmethod
+    def of(cls, **given: Any) -> "Mixture":
+        if given.get("share", 0.0) > 1:
+            raise ValueError("a share is 1 at the most")
+        return cls(**{"share": 0.75 if given.get("preset") == "bold" else 0.5} | given)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A group of options."""
+
+    width: Annotated[int, typer.Option(help="across")]
+    height: Annotated[int, typer.Option(help="up")] = 3
+
+
+def run(command: Any, *arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, arguments, env=WIDE)
+
+
+class Called:
+    """A command of settings, with what it was called with."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.given: Given | None = None
+
+    def run(self, *arguments: str) -> Result:
+        @with_settings(settings_of(Engine))
+        def command(name: str, given: Given, verbose: bool = False) -> None:
+            """Starts it."""
+            self.name, self.given = name, given
+
+        return run(command, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ((), {}),
+        (("--blocks", "99"), {"blocks": 99}),
+        (("--path", "x", "--rate", "2", "--engine", "torch"), {"path": "x", "rate": 2.0, "engine": "torch"}),
+        (("--slo", "a<=1ms", "--slo", "b<=2ms"), {"slo": ["a<=1ms", "b<=2ms"]}),
+    ],
+)
+def test_only_what_is_on_the_command_line_is_given(arguments: tuple[str, ...], given: Given) -> None:
+    called = Called()
+    assert called.run("it", *arguments).exit_code == 0
+    assert (called.name, called.given) == ("it", given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--blocks", "0"), "--blocks"),
+        (("--blocks", "100"), "--blocks"),
+        (("--engine", "tpu"), "unknown engine 'tpu'; known: torch, sim"),
+        (("--rate", "fast"), "--rate"),
+    ],
+)
+def test_what_no_setting_can_be_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    called = Called()
+    result = called.run("it", *arguments)
+    assert result.exit_code == 2 and said in result.output and called.given is None
+
+
+def test_help_says_what_each_is_and_its_default() -> None:
+    text = Called().run("--help").output
+    lines = [" ".join(line.strip(" │").split()) for line in text.splitlines()]
+    assert "Starts it." in text
+    for option, words, default in (
+        ("--path", "Folder of the model.", None),
+        ("--blocks", "KV blocks.", "8"),
+        ("--rate", "Steps per second.", "1.5"),
+        ("--engine", "torch, or a simulated one: sim.", "sim"),
+    ):
+        (line,) = (line for line in lines if line.startswith(f"{option} "))
+        assert words in line and ("default: " in line) == (default is not None)
+        assert default is None or f"[default: ({default})]" in line
+
+
+def test_groups_and_tables_stand_in_the_place_of_their_parameter() -> None:
+    made: list[Any] = []
+
+    @with_option_groups
+    def command(first: str, sizes: Sizes, mixture: Mixture, last: bool = False) -> None:
+        made.append((first, sizes, mixture, last))
+
+    assert run(command, "a", "--width", "7").exit_code == 0
+    assert run(command, "b", "--width", "7", "--height", "9", "--last", "--preset", "bold").exit_code == 0
+    assert run(command, "c", "--width", "7", "--preset", "bold", "--share", "0.25").exit_code == 0
+    assert made == [
+        ("a", Sizes(7, 3), Mixture("plain", 0.5), False),
+        ("b", Sizes(7, 9), Mixture("bold", 0.75), True),
+        ("c", Sizes(7, 3), Mixture("bold", 0.25), False),
+    ]
+    missing, wrong = run(command, "d"), run(command, "d", "--width", "7", "--share", "2")
+    assert missing.exit_code == wrong.exit_code == 2 and len(made) == 3
+    assert "--width" in missing.output and "a share is 1 at the most" in wrong.output
+    options = [word for word in run(command, "--help").output.split() if word.startswith("--")]
+    assert options[:4] == ["--width", "--height", "--preset", "--share"]
+
+
+def test_a_value_that_is_not_given_may_pass() -> None:
+    check = one_of("colour", ["red", "blue"])
+    assert (check("red"), check(None)) == ("red", None)
+    with pytest.raises(typer.BadParameter, match="unknown colour 'green'; known: red, blue"):
+        check("green")
