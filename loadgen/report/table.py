@@ -69,7 +69,7 @@ def throughput_table(report: Report) -> Table:
             table.add_row(f"{side} {name}", *(_cell(column, field) for column in columns))
     if baseline:
         table.add_row("idle share online only", "", _number(baseline.idle_share))
-        table.add_row("harvest", _number(report.harvest), "")
+        table.add_row("harvest", _number(report.harvest))
     return table
 
 

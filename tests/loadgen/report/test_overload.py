@@ -71,6 +71,7 @@ def test_the_factor_of_what_is_counted_by_hand() -> None:
     assert overload(growing([2.0, 2.0, 4.0, 4.0, 3.0], 4), 0.0, 98.0) == (19 * 100 + 90) / (19 * 100)
     assert overload(growing([2.0, 2.0, 4.0, 4.0, 2.0], 4), 0.0, 97.0) is None, "less than three times as long at last"
     assert overload(growing([2.0, 2.0, 4.0, 4.0, 3.0], 4)[1:], 0.0, 98.0) is None, "19 are too few"
+    assert overload(growing([2.0, 2.0, 4.0, 4.0, 3.0], 4, num=21), 0.0, 103.0) is None, "one of 21 is less than 5%"
     late = growing([2.0, 2.0, 4.0, 6.0, 3.0], 4)
     assert overload(late, 0.0, 98.0) == (19 * 100 + 90) / (19 * 100), "all but the last have all tokens by then"
     late[18].token_times_s = [96.0, 97.0, 98.0, 99.0]

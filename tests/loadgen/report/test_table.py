@@ -87,6 +87,7 @@ def test_what_was_not_measured_has_no_table() -> None:
         "online errors",
         "online output tokens/s",
     ]
+    assert any(line.startswith(" online latency") for line in shown(made(online=ONLINE)))
     offline_only = shown(made(offline=BESIDE))
     assert not any("latency" in line for line in offline_only) and any(
         "offline requests/s" in line for line in offline_only
