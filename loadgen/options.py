@@ -13,6 +13,7 @@ from loadgen.errors import WorkloadError
 from loadgen.replay import ReplayPlan
 from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import load_backlog
+from loadgen.workload.prompts import read_filler
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace
 
@@ -87,7 +88,7 @@ class WorkloadOptions:
             prompt_file=str(self.offline) if self.offline else None,
             model=model,
             model_path=self.model_path,
-            filler=self.filler,
+            filler=read_filler(self.filler) if self.filler else None,
             max_context=self.max_context,
             **options,
         )

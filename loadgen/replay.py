@@ -22,6 +22,7 @@ from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, PhaseOut
 from loadgen.report.report import Report, RunFacts
 from loadgen.report.slo import Slo
 from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.prompts import FILLER_IS_UNUSED
 from loadgen.workload.scaling import Scaling, cap_context
 from loadgen.workload.traces import TraceRequest
 from shared.errors import first_of
@@ -41,7 +42,7 @@ class ReplayPlan:
     prompt_file: str | None = None
     model: str | None = None
     model_path: Path | None = None
-    filler: Path | None = None
+    filler: str | None = None  # text that prompts are cut from
     max_context: int | None = None
     slos: Sequence[Slo] = ()
     baseline: bool = False
@@ -112,6 +113,8 @@ class Replay:
         capped = sum(ours != theirs for ours, theirs in zip(self._requests, plan.requests, strict=True))
         if capped:
             self._notes.append(f"{capped} online requests were cut to the context of {self._max_context} tokens")
+        if plan.filler is not None and plan.model_path is None and self._maker.abilities.token_ids:
+            self._notes.append(FILLER_IS_UNUSED)
         if self._requests and not self._maker.abilities.exact_output:
             self._notes.append("the server does not take ignore_eos: answers may be shorter than the trace's")
 

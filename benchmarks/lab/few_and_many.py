@@ -10,7 +10,14 @@ from pathlib import Path
 from benchmarks.lab.few_shots import few_shot_prompts
 from loadgen.errors import WorkloadError
 from loadgen.workload.backlog import OfflinePrompt
-from loadgen.workload.prompts import PromptMaker, filler_text, load_tokenizer, text_prompts
+from loadgen.workload.prompts import (
+    NUM_FILLER_UNITS,
+    PromptMaker,
+    generated_text,
+    load_tokenizer,
+    read_filler,
+    text_prompts,
+)
 from loadgen.workload.traces import TraceRequest
 
 STORY = "Tell a long story. It begins like this:\n\n"
@@ -69,7 +76,8 @@ class FewAndMany:
 
     def _stories(self, model_path: Path, passages: Path | None, seed: int) -> list[OfflinePrompt]:
         tokenizer = load_tokenizer(model_path)
-        ids: Sequence[int] = tokenizer.encode(filler_text(passages), add_special_tokens=False).ids
+        text = read_filler(passages) if passages else generated_text(NUM_FILLER_UNITS)
+        ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False).ids
         if len(ids) < self.stories * self.passage_tokens:
             raise WorkloadError(f"{passages}: {len(ids)} tokens are too few for {self.stories} passages")
         starts = random.Random(f"{seed}:stories").sample(range(len(ids) // self.passage_tokens), self.stories)

@@ -65,7 +65,7 @@ def streamed(endpoint: str, body: dict[str, Any]) -> StreamRequest:
 
 
 async def probe(
-    client: OpenAIClient, model: str, model_path: Path | None, filler: Path | None, salt: str
+    client: OpenAIClient, model: str, model_path: Path | None, filler: str | None, salt: str
 ) -> RequestMaker:
     """The best form that the server takes, tried in this order: token ids and text to ``/v1/completions``, text to
     ``/v1/chat/completions``; each with and without ``ignore_eos``. Text is calibrated by the server's usage. Raises

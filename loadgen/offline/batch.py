@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 CANCEL_TIMEOUT_S = 60.0
+SILENT_S = 10.0  # after which a server that nobody can reach is not asked to cancel any more
 NOT_FOUND = 404
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
@@ -97,7 +98,7 @@ class OfflineBatch:
         self._inputs_per_output = maker.inputs_per_output(prompts)
         self._tell = tell
         self._by_counter = by_counter
-        self._is_away = False
+        self._is_away = self._is_silent = False  # no poll is answered; not even with an error
         self._created = self._first = self._last = _Progress(time.perf_counter())
 
     async def start(self) -> None:
@@ -165,15 +166,22 @@ class OfflineBatch:
         return self._last.ended >= self._backlog
 
     async def _cancel(self) -> None:
+        heard_s = time.perf_counter()
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 while not self._ended():
                     await self._ask_to_cancel()
                     await asyncio.sleep(POLL_S / 4)
                     await self._try_poll()
+                    if not self._is_silent:
+                        heard_s = time.perf_counter()
+                    elif time.perf_counter() - heard_s > SILENT_S:
+                        raise ServerError(f"{self._client.url} has gone: not cancelled: {self._left()}")
         except TimeoutError as error:
-            left = ", ".join(batch.id for batch in self.batches if not batch.ended)
-            raise ServerError(f"not cancelled after {CANCEL_TIMEOUT_S:g} s: {left}") from error
+            raise ServerError(f"not cancelled after {CANCEL_TIMEOUT_S:g} s: {self._left()}") from error
+
+    def _left(self) -> str:
+        return ", ".join(batch.id for batch in self.batches if not batch.ended)
 
     async def _ask_to_cancel(self) -> None:
         for batch in self.batches:
@@ -214,7 +222,7 @@ class OfflineBatch:
             if await self._try_poll() is not None:
                 answered_s = time.perf_counter()
             elif time.perf_counter() - answered_s > PATIENCE_S:
-                raise ServerError(f"{self._client.url} has not answered for {PATIENCE_S:g} s")
+                raise ServerError(f"{self._client.url} has not answered for {PATIENCE_S:g} s: {self._left()}")
 
     async def _try_poll(self) -> _Progress | None:
         """None when the server does not answer: it may be restarting."""
@@ -223,9 +231,9 @@ class OfflineBatch:
         except ServerError as error:
             if not self._is_away:
                 logger.warning("the server does not say how its batches are, and is asked until it does: %s", error)
-            self._is_away = True
+            self._is_away, self._is_silent = True, error.status is None
             return None
-        self._is_away = False
+        self._is_away = self._is_silent = False
         return progress
 
     async def _poll(self) -> _Progress:

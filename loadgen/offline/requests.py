@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from loadgen.client.abilities import streamed
 from loadgen.client.openai_client import OpenAIClient, StreamRequest
 from loadgen.client.openloop import sleep_until
-from loadgen.client.patience import stream_until_taken
+from loadgen.client.patience import Patience, stream_until_taken
 from loadgen.client.records import RequestRecord
 from loadgen.offline.bodies import OfflineMaker, Tell, per_output
 from loadgen.report.report import OfflineReport
@@ -20,7 +20,7 @@ class OfflineRequests:
     prompt tokens count in proportion to them, as those of a batch whose tokens are counted as they come.
 
     A request that the server does not take goes again after a pause, so that one that is away for a moment has not
-    turned the whole backlog away when it is back; after PATIENCE_S it has failed."""
+    turned the whole backlog away when it is back; when the patience with it has ended, the request has failed."""
 
     def __init__(
         self, client: OpenAIClient, maker: OfflineMaker, prompts: Sequence[OfflinePrompt], tell: Tell, concurrency: int
@@ -33,6 +33,7 @@ class OfflineRequests:
         self._inputs_per_output = maker.inputs_per_output(prompts)
         self._concurrency = min(concurrency, len(prompts))
         self._tell = tell
+        self._patience = Patience()
         self._making = asyncio.Lock()
         self._num_finished = 0
         self._is_exhausted = False
@@ -108,7 +109,7 @@ class OfflineRequests:
                 self.records[position] = record
                 self.num_again += 1
 
-        await stream_until_taken(self._client, request, begun)
+        await stream_until_taken(self._client, request, self._patience, begun)
 
     async def _next(self) -> StreamRequest | None:
         """The next request, made in a thread so that the making delays no online send."""

@@ -22,6 +22,7 @@ PLAIN_TOKEN_IDS = range(1000, 8000)  # ordinary tokens in every vocabulary of 8k
 NUM_GENERATED_WORDS = 2_000
 NUM_FILLER_UNITS = 50_000
 NUM_DISTINCT_UNITS = 8  # drawn apart at the head of each piece, so that no two pieces share a prefix by chance
+FILLER_IS_UNUSED = "prompts are plain token ids without --filler's text: give --model-path to have that in ids"
 _DRAWN = Struct(f"<{NUM_DISTINCT_UNITS + 1}I")  # those, and where in the units the rest of the piece begins
 
 
@@ -77,34 +78,36 @@ class PromptMaker(Generic[Unit]):
         return piece
 
 
-def token_id_prompts(model_path: Path | None, filler: Path | None, salt: str) -> PromptMaker[int]:
-    """Exact lengths. With a model folder the ids are those of real text, else plain ids of any vocabulary."""
+def token_id_prompts(model_path: Path | None, filler: str | None, salt: str) -> PromptMaker[int]:
+    """Exact lengths. With a model folder the ids are those of real text, that of ``filler`` where there is one, else
+    plain ids of any vocabulary."""
     if model_path is None:
         ids = random.Random(salt).choices(PLAIN_TOKEN_IDS, k=NUM_FILLER_UNITS)
         return PromptMaker(ids, list, salt)
-    return PromptMaker(_encode(load_tokenizer(model_path), filler_text(filler)), list, salt)
+    return PromptMaker(_encode(load_tokenizer(model_path), _or_generated(filler)), list, salt)
 
 
-def text_prompts(model_path: Path | None, filler: Path | None, salt: str) -> PromptMaker[int] | PromptMaker[str]:
+def text_prompts(model_path: Path | None, filler: str | None, salt: str) -> PromptMaker[int] | PromptMaker[str]:
     """Near lengths: units are the model's tokens with a model folder, else words, to be calibrated by the server."""
     if model_path is None:
-        return PromptMaker(filler_text(filler).split(), " ".join, salt)
+        return PromptMaker(_or_generated(filler).split(), " ".join, salt)
     tokenizer = load_tokenizer(model_path)
-    return PromptMaker(_encode(tokenizer, filler_text(filler)), tokenizer.decode, salt)
+    return PromptMaker(_encode(tokenizer, _or_generated(filler)), tokenizer.decode, salt)
 
 
 def load_tokenizer(model_path: Path) -> Tokenizer:
-    """The tokenizer of a model folder. Raises WorkloadError when it has none."""
+    """The tokenizer of a model folder. Raises WorkloadError when it has none that can be read."""
     file = model_path / "tokenizer.json"
     if not file.is_file():
         raise WorkloadError(f"{file} is not there: give --model-path a folder with the model's tokenizer.json")
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise WorkloadError(f"{file} cannot be read as a tokenizer: {error}") from error
 
 
-def filler_text(filler: Path | None) -> str:
-    """The text that prompts are cut from: the file's, or generated words. Raises TraceError, WorkloadError."""
-    if filler is None:
-        return generated_text(NUM_FILLER_UNITS)
+def read_filler(filler: Path) -> str:
+    """A text that prompts are cut from. Raises TraceError, WorkloadError."""
     with open_text(filler) as file:
         text = file.read()
     if not text.split():
@@ -123,6 +126,10 @@ def generated_text(num_words: int) -> str:
         sentences.append(" ".join(rng.choices(words, k=length)).capitalize() + ".")
         num_words -= length
     return " ".join(sentences)
+
+
+def _or_generated(filler: str | None) -> str:
+    return generated_text(NUM_FILLER_UNITS) if filler is None else filler
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:

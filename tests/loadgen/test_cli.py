@@ -192,6 +192,7 @@ async def test_nothing_done_is_status_1(replay: StartReplay, server: OpenAIServe
         (["--online", "TRACE", "--qps", "0"], "--qps must be above 0"),
         (["--online", "TRACE", "--start", "9999"], "no request in the 120 s from 9999 s"),
         (["--online", "missing.csv"], "missing.csv: No such file"),
+        (["--online", "TRACE", "--filler", "missing.txt"], "missing.txt: No such file"),
         (["--online", "TRACE", "--slo", "ttft<=1"], "is not understood"),
         (["--online", "TRACE", "--slo", "ttft_p99<=1x"], "give --baseline too"),
         (["--online", "TRACE", "--url", "http://127.0.0.1:1"], "cannot reach http://127.0.0.1:1"),

@@ -132,6 +132,38 @@ async def test_a_server_that_is_away_for_a_moment_ends_nothing(
     assert report.online.completed == 20
 
 
+class DoneProgress(NoProgress):
+    """Knows when so many are done."""
+
+    def __init__(self, done: int) -> None:
+        self.reached = asyncio.Event()
+        self._done = done
+
+    def offline(self, done: int, backlog: int) -> None:
+        if done >= self._done:
+            self.reached.set()
+
+
+async def test_a_server_that_has_gone_for_good_is_not_asked_to_cancel_for_long(
+    plan: ReplayPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadgen.offline.batch.SILENT_S", 0.5)
+    gone, progress = OpenAIServer(), DoneProgress(0)
+    running, serving = serve(gone)
+    async with OpenAIClient(gone.url, 10) as client:
+        replay = Replay(replace(plan, requests=[]), client, progress)
+        await replay.prepare()
+        replaying = asyncio.create_task(replay.run())
+        await progress.reached.wait()
+        running.should_exit = True
+        await serving
+        await replaying
+    (batch_id,) = gone.batches
+    report = replay.report(partial=False)
+    assert report.notes == [f"replay: {gone.url} has gone: not cancelled: {batch_id}"]
+    assert report.offline is not None
+
+
 async def test_drain_lets_the_batch_finish(plan: ReplayPlan, server: OpenAIServer) -> None:
     await run(replace(plan, prompts=plan.prompts[:150], drain=True), server)
     (batch,) = server.batches.values()
@@ -176,18 +208,6 @@ async def test_what_is_stopped_while_its_batch_is_created_cancels_it(plan: Repla
             await running
     assert ([batch["status"] for batch in server.batches.values()], server.files) == (["cancelled"], {})
     assert replay.report(partial=True).notes == ["replay: stopped before its window began"]
-
-
-class DoneProgress(NoProgress):
-    """Knows when so many are done."""
-
-    def __init__(self, done: int) -> None:
-        self.reached = asyncio.Event()
-        self._done = done
-
-    def offline(self, done: int, backlog: int) -> None:
-        if done >= self._done:
-            self.reached.set()
 
 
 async def test_what_is_stopped_while_it_drains_cancels_its_batch(
@@ -350,6 +370,28 @@ async def test_plain_requests_wait_for_a_server_that_breaks_connections(plan: Re
     assert (report.completed, report.errors, report.exhausted) == (30, 0, True)
 
 
+async def test_a_backlog_that_is_drained_ends_soon_after_its_server_has_gone_for_good(
+    plan: ReplayPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The requests that found it gone go again; those behind them go once, when nobody has reached it for as long."""
+    monkeypatch.setattr("loadgen.client.patience.PATIENCE_S", 0.3)
+    gone = OpenAIServer()
+    running, serving = serve(gone)
+    plan = replace(
+        plan, requests=[], prompts=plan.prompts[:30], offline_mode="requests", offline_concurrency=3, drain=True
+    )
+    async with OpenAIClient(gone.url, 10) as client:
+        replay = Replay(plan, client, NoProgress())
+        await replay.prepare()
+        running.should_exit = True
+        await serving
+        await replay.run()
+    report = replay.report(partial=False)
+    assert any(note.startswith("replay: 30 offline requests failed: ") for note in report.notes)
+    (again,) = (note for note in report.notes if "went again" in note)
+    assert int(again.split()[-2]) < 30, again
+
+
 async def test_a_plain_request_that_is_refused_for_good_goes_once(plan: ReplayPlan, server: OpenAIServer) -> None:
     server.fail_with = 400
     report = await run(replace(plan, requests=[], prompts=plan.prompts[:9], offline_mode="requests"), server)
@@ -367,6 +409,17 @@ async def test_tokens_of_plain_requests_are_counted_as_those_of_a_batch(plan: Re
         report = await run(replace(plan, **way), server)
         assert report.offline is not None and report.offline.output_tokens_per_s
         assert report.offline.total_tokens_per_s == pytest.approx(11 * report.offline.output_tokens_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize("takes_token_ids", [True, False])
+async def test_a_filler_that_is_in_no_prompt_is_told(
+    plan: ReplayPlan, server: OpenAIServer, takes_token_ids: bool
+) -> None:
+    server.takes_token_ids = takes_token_ids
+    report = await run(replace(plan, prompts=[], filler="Friends Romans"), server)
+    assert any("without --filler's text" in note for note in report.notes) == takes_token_ids
+    if not takes_token_ids:
+        assert {word for body in server.trace_bodies for word in body["prompt"].split()} == {"Friends", "Romans"}
 
 
 async def test_no_busy_counter_no_harvest_but_a_note(plan: ReplayPlan, server: OpenAIServer) -> None:

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from loadgen.offline.bodies import fit_backlog
 from loadgen.replay import ReplayPlan
-from loadgen.workload.prompts import token_id_prompts
+from loadgen.workload.prompts import FILLER_IS_UNUSED, token_id_prompts
 from loadgen.workload.scaling import cap_context
 from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder
 from services.profiler.simulation.requests import Arrivals, Backlog, PreparedBacklog
@@ -55,6 +55,8 @@ class SimulatedWorkload:
         capped = sum(ours != theirs for ours, theirs in zip(self.requests, plan.requests, strict=True))
         if capped:
             self.notes.append(f"{capped} online requests were cut to the context of {self.max_context} tokens")
+        if plan.filler is not None and plan.model_path is None:
+            self.notes.append(FILLER_IS_UNUSED)
         if not encoder.is_exact and any(prompt.num_prompt_tokens is None for prompt in prompts):
             self.notes.append(
                 f"offline texts count as a token for every {CHARACTERS_PER_TOKEN} characters: give --model-path to "

@@ -6,7 +6,7 @@ import pytest
 
 from loadgen.client import patience
 from loadgen.client.openai_client import OpenAIClient, StreamRequest
-from loadgen.client.patience import stream_until_taken
+from loadgen.client.patience import Patience, stream_until_taken
 from loadgen.client.records import RequestRecord
 
 
@@ -20,6 +20,7 @@ class Full:
 async def test_nobody_waits_longer_than_its_patience_whatever_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PATIENCE_S", 0.05)
     begun: list[RequestRecord] = []
-    last = await stream_until_taken(cast(OpenAIClient, Full()), StreamRequest("/v1/completions", b""), begun.append)
+    request = StreamRequest("/v1/completions", b"")
+    last = await stream_until_taken(cast(OpenAIClient, Full()), request, Patience(), begun.append)
     assert begun[-1] is last and last.not_taken
     assert len(begun) > 1

@@ -6,7 +6,14 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from loadgen.errors import WorkloadError
-from loadgen.workload.prompts import Calibration, generated_text, load_tokenizer, text_prompts, token_id_prompts
+from loadgen.workload.prompts import (
+    Calibration,
+    generated_text,
+    load_tokenizer,
+    read_filler,
+    text_prompts,
+    token_id_prompts,
+)
 from loadgen.workload.traces import TraceRequest
 from tests.loadgen.conftest import shared_data
 
@@ -76,7 +83,7 @@ def test_words_follow_the_calibration() -> None:
 
 
 def test_filler_text_is_used() -> None:
-    filler = shared_data("offline/tiny_shakespeare.txt.gz")
+    filler = read_filler(shared_data("offline/tiny_shakespeare.txt.gz"))
     text = text_prompts(None, filler, "salt").prompt(TraceRequest(0.0, 300, 1), 0)
     assert isinstance(text, str)
     assert len({"the", "and", "of", "to", "you"} & set(text.split())) >= 3
@@ -85,6 +92,10 @@ def test_filler_text_is_used() -> None:
 def test_bad_folders_and_fillers_are_named(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"tokenizer\.json is not there"):
         token_id_prompts(tmp_path, None, "salt")
+    for broken in (b"", b"{", b"{}", b"\xff"):
+        (tmp_path / "tokenizer.json").write_bytes(broken)
+        with pytest.raises(WorkloadError, match=r"tokenizer\.json cannot be read as a tokenizer"):
+            load_tokenizer(tmp_path)
     (tmp_path / "blank.txt").write_text(" \n")
     with pytest.raises(WorkloadError, match="no words"):
-        text_prompts(None, tmp_path / "blank.txt", "salt")
+        read_filler(tmp_path / "blank.txt")
