@@ -113,13 +113,16 @@ class FencedClient(Client):  # type: ignore[misc]
             await super()._process_err(err_msg)
 
     async def finish(self) -> None:
-        """Let handlers finish, and wait until the server has what was published; ``abandon`` is next. nats-py's
-        ``drain`` is both, but waits again where it is told to wait no more. Raises FAILURES and uvloop's RuntimeError
-        where the server is away."""
+        """Let handlers finish, with the answers that they wait for, and wait until the server has what was published;
+        ``abandon`` is next. nats-py's ``drain`` is both, but hears no answers meanwhile, and waits again where it is
+        told to wait no more. Raises FAILURES and uvloop's RuntimeError where the server is away."""
         if not self.is_connected:
             raise nats.errors.ConnectionReconnectingError
         self._status = Client.DRAINING_SUBS
-        await asyncio.gather(*(each._drain() for each in self._subs.values()), return_exceptions=True)
+        own = f"{self._inbox_prefix.decode()}."
+        for is_answer in (False, True):
+            ended = [each._drain() for each in self._subs.values() if each.subject.startswith(own) is is_answer]
+            await asyncio.gather(*ended, return_exceptions=True)
         self._status = Client.DRAINING_PUBS
         await self.flush()
 

@@ -99,6 +99,40 @@ def test_a_connection_whose_server_stands_still_is_closed_before_its_process_is_
     assert said == []
 
 
+def test_handlers_have_their_answers_while_the_connection_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those to requests, and what a consumer of a stream sends."""
+    monkeypatch.setattr("shared.bus.connection.CLOSE_S", CLOSE_S)
+    heard: list[object] = []
+
+    async def run() -> None:
+        bus = await Bus.connect(url, "test")
+        bucket = await bus.bucket("test", AbortRequests)
+        begun = asyncio.Event()
+
+        async def ask(message: AbortRequests) -> None:
+            async with contextlib.aclosing(bus.read_raw("KV_test", "$KV.test.>", fetch=1)) as read:
+                heard.append((await anext(read)).subject)
+                begun.set()
+                while not bus._client.is_draining:  # noqa: ASYNC110  # the connection says it nowhere else
+                    await asyncio.sleep(0)
+                await bucket.put("second", message)
+                heard.append((await bucket.get("second")).value)
+                heard.append([raw.subject async for raw in read])
+
+        await bucket.put("first", AbortRequests([]))
+        await bucket.put("other", AbortRequests([]))
+        await bus.subscribe("test.in", AbortRequests, ask)
+        await bus.publish("test.in", AbortRequests(["1"]))
+        await begun.wait()
+        await bus.close()
+
+    with running_server(tmp_path) as (_, url):
+        uvloop.run(run())
+    assert heard == ["$KV.test.first", AbortRequests(["1"]), ["$KV.test.other", "$KV.test.second"]]
+
+
 def test_a_connection_with_tls_waits_for_no_answer_to_its_end(tmp_path: Path) -> None:
     folder, port = BusFolder(tmp_path / "bus"), free_port()
     folder.ensure(("127.0.0.1",))
