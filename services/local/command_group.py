@@ -50,17 +50,21 @@ class DeferredCommand(TyperCommand):
     def loaded(self) -> Any:
         """The command with its options, or the group with its commands."""
         found = resolve_name(self._target)
-        if isinstance(found, typer.Typer):
-            return _with_finite_numbers(get_command(found))
         app = typer.Typer(add_completion=False)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=self.name, help=self.help)
+            apps: Any = get_command(app)
+            return _as_shown(apps.commands[self.name])
         app.command(self.name)(found)
-        return _with_finite_numbers(get_command(app))
+        return _as_shown(get_command(app))
 
 
-def _with_finite_numbers(command: Any) -> Any:
-    """A number that is none, or infinite, is no usable value of any option: no bound of theirs keeps it out."""
+def _as_shown(command: Any) -> Any:
+    """Each paragraph of its help is one line, which is broken where the terminal ends. A number that is none, or
+    infinite, is no usable value of any option: no bound of theirs keeps it out."""
     for each in getattr(command, "commands", {}).values():
-        _with_finite_numbers(each)
+        _as_shown(each)
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n"))
     for param in command.params:
         param.callback = partial(_require_finite, param.callback)
     return command

@@ -143,6 +143,22 @@ def test_help_lists_every_command() -> None:
         assert f" {command} " in shown
 
 
+@pytest.mark.parametrize("group", ["batch", "bus", "config", "data", "key", "service"])
+def test_a_group_of_commands_says_what_it_is_for_and_has_no_options_of_its_own(group: str) -> None:
+    _, listed, _ = slackwater("--help")
+    status, shown, _ = slackwater(group, "--help")
+    (what,) = (line.split(maxsplit=2)[2].strip(" │") for line in listed.splitlines() if line.startswith(f"│ {group} "))
+    assert (status, what in shown, "completion" in shown) == (0, True, False)
+
+
+def test_help_is_broken_where_the_terminal_ends() -> None:
+    """Not where the line of its source does."""
+    _, shown, _ = slackwater("replay", "--help")
+    assert "latency counts from those times. The API key, where one is needed, is read from SLACKWATER_API_KEY" in shown
+    _, shown, _ = slackwater("key", "--help")
+    assert "valid at once, whether the stack runs or not. What is not named has no limit" in shown
+
+
 def test_help_loads_no_engine_and_no_client() -> None:
     code = (
         "import contextlib, io, sys; from services.local.cli import command\n"
