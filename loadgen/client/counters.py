@@ -50,4 +50,4 @@ def idle_share(before: Reading | None, after: Reading | None) -> float | None:
     if gains_s is None or before is None or after is None:
         return None
     busy_share = sum(gains_s) / len(gains_s) / (after.time_s - before.time_s)
-    return min(1.0, max(0.0, 1.0 - busy_share))
+    return max(0.0, 1.0 - busy_share)

@@ -187,6 +187,7 @@ TESTS = {
     "shared/watch/windows.py": ("tests/shared/watch/test_windows.py",),
     "shared/simulation": ("tests/shared/simulation",),
     "loadgen/report": ("tests/loadgen/report",),
+    "loadgen/client/counters.py": ("tests/loadgen/client/test_counters.py", "tests/loadgen/report/test_metrics.py"),
     "loadgen/workload": ("tests/loadgen/workload",),
 }
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from typing import cast
 
 import pytest
 
 from loadgen.client.abilities import RequestMaker, probe
-from loadgen.client.openai_client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient, StreamRequest
 from loadgen.client.openloop import OpenLoop
 from loadgen.errors import ServerError
 from loadgen.report.metrics import LatencySamples
@@ -33,6 +34,48 @@ async def test_requests_leave_at_their_times(server: OpenAIServer) -> None:
         assert (record.prompt_tokens, record.output_tokens) == (20, 3)
         assert record.due_s <= record.sent_s < record.token_times_s[0] <= record.token_times_s[-1]
     assert (loop.num_finished, loop.num_failed) == (20, 0)
+
+
+class Counting:
+    """A maker that notes the number of each request whose body it makes."""
+
+    def __init__(self, maker: RequestMaker) -> None:
+        self.made: list[int] = []
+        self._maker = maker
+
+    def online(self, request: TraceRequest, index: int) -> StreamRequest:
+        self.made.append(index)
+        return self._maker.online(request, index)
+
+
+@pytest.mark.parametrize(("num_requests", "num_first"), [(20, 8), (5, 5)])
+async def test_the_first_bodies_are_made_before_the_time_runs_and_each_once(
+    server: OpenAIServer, monkeypatch: pytest.MonkeyPatch, num_requests: int, num_first: int
+) -> None:
+    monkeypatch.setattr("loadgen.client.openloop.NUM_PREPARED", 8)
+    async with OpenAIClient(server.url, 10) as client:
+        counting = Counting(await make(server, client))
+        loop = OpenLoop(client, cast(RequestMaker, counting), REQUESTS[:num_requests])
+        await loop.prepare()
+        assert counting.made == list(range(num_first))
+        await loop.run(time.perf_counter())
+    assert counting.made == list(range(num_requests))
+    sent = {tuple(body["prompt"]) for body in server.trace_bodies}
+    assert len(sent) == len(server.trace_bodies) == loop.num_finished == num_requests
+
+
+async def test_a_change_is_told_at_each_send_and_each_answer(server: OpenAIServer) -> None:
+    told: list[tuple[int, int, int]] = []
+
+    def note(loop: OpenLoop) -> None:
+        told.append((len(loop.records), loop.num_finished, loop.num_failed))
+
+    async with OpenAIClient(server.url, 10) as client:
+        maker = await make(server, client)
+        server.max_answered = 1
+        for _ in range(2):  # the second of which is refused
+            await OpenLoop(client, maker, REQUESTS[:1], note).run(time.perf_counter())
+    assert told == [(1, 0, 0), (1, 1, 0), (1, 0, 0), (1, 1, 1)]
 
 
 async def test_a_stalled_server_delays_no_send_and_hides_no_wait(server: OpenAIServer) -> None:

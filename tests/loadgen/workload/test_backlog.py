@@ -84,6 +84,30 @@ def test_csv_with_a_prompt_column(tmp_path: Path) -> None:
     assert [prompt.text for prompt in load_backlog(path)] == ["two\nlines, quoted", "second"]
 
 
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ('"act","prompt"\nx,y\n', ["y"]),
+        ('act, prompt\nx, "y, z"\n', ["y, z"]),
+        ('act,prompt\nx,"y\r\nz"\r\n', ["y\r\nz"]),
+        ("prompt,act\ny,x,more\n", ["y"]),
+        ("\ufeffprompt\nÄ\n", ["Ä"]),
+        ('\ufeff{"prompt": "Ä"}\n', ["Ä"]),
+    ],
+    ids=[
+        "quoted names",
+        "blanks after commas",
+        "line ends in a text",
+        "more fields than names",
+        "a mark",
+        "a mark, JSON",
+    ],
+)
+def test_files_as_spreadsheets_write_them(tmp_path: Path, content: str, texts: list[str]) -> None:
+    (path := tmp_path / "prompts").write_text(content, encoding="utf-8", newline="")
+    assert [prompt.text for prompt in load_backlog(path)] == texts
+
+
 def test_a_row_may_say_its_own_max_tokens(tmp_path: Path) -> None:
     rows = [
         {"prompt": "a", "max_tokens": 5},

@@ -1,6 +1,8 @@
 """Windows, rates, times and lengths."""
 
 from collections import Counter
+from itertools import count
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -29,6 +31,18 @@ def test_qps_samples_t_times_q_at_the_trace_s_own_times() -> None:
     assert [r.arrival_s for r in requests] == sorted(r.arrival_s for r in requests)
 
 
+def test_what_comes_after_the_window_is_not_read() -> None:
+    """Nor need it end: the trace may be read from a pipe."""
+    endless = (TraceRequest(index / 10, 1, 1) for index in count())
+    assert len(Scaling(start_s=10, duration_s=5).apply(endless)) == 50
+    assert next(endless).arrival_s == pytest.approx(15.1)
+
+
+def test_there_is_a_request_at_least_however_low_the_rate() -> None:
+    assert len(Scaling(duration_s=50, qps=1e-9).apply(STEADY)) == 1
+    assert len(Scaling(duration_s=50, rate_scale=1e-9).apply(STEADY)) == 1
+
+
 def test_the_seed_decides_the_sample() -> None:
     first, again, other = (Scaling(duration_s=50, qps=2, seed=seed).apply(STEADY) for seed in (1, 1, 2))
     assert first == again
@@ -44,6 +58,14 @@ def test_replication_keeps_lengths_and_interpolates_times() -> None:
         original = STEADY[request.num_prompt_tokens - 100]
         assert original.arrival_s <= request.arrival_s <= original.arrival_s + 0.1 + 1e-9
         assert request.num_output_tokens == original.num_output_tokens
+    assert set(STEADY[:500]) <= set(requests), "those of the trace keep their times"
+    assert [each.arrival_s for each in requests] == sorted(each.arrival_s for each in requests)
+
+
+def test_replicas_of_the_last_request_come_before_the_end() -> None:
+    times_s = [each.arrival_s for each in Scaling(duration_s=80, rate_scale=400).apply([TraceRequest(20.0, 1, 1)])]
+    assert len(times_s) == 400 and times_s[0] == 20.0 and times_s[-1] < 80.0
+    assert fmean(times_s) == pytest.approx(50, abs=4)
 
 
 def test_qps_above_the_trace_s_own_replicates() -> None:
@@ -55,6 +77,9 @@ def test_replicas_share_blocks_among_themselves_only() -> None:
     requests = Scaling(duration_s=2, rate_scale=2).apply(trace)
     heads = Counter(request.block_ids[0] for request in requests)
     assert sorted(heads.values()) == [2, 2]
+    requests = Scaling(duration_s=2, rate_scale=3).apply(trace)
+    assert sorted(Counter(each for request in requests for each in request.block_ids).values()) == [1] * 6 + [2] * 3
+    assert {1, 2, 3} <= {each for request in requests for each in request.block_ids}, "the trace's own"
 
 
 def test_time_scale_compresses_the_window() -> None:
@@ -67,6 +92,10 @@ def test_time_scale_compresses_the_window() -> None:
 def test_length_scale_keeps_one_token_at_least_and_scales_blocks() -> None:
     (request,) = Scaling(length_scale=0.01).apply([TraceRequest(0.0, 1024, 3, (1, 2))])
     assert (request.num_prompt_tokens, request.num_output_tokens, request.block_tokens) == (10, 1, 5)
+    (request,) = Scaling(length_scale=0.0001).apply([TraceRequest(0.0, 1024, 3, (1, 2))])
+    assert (request.num_prompt_tokens, request.num_output_tokens, request.block_tokens) == (1, 1, 1)
+    (request,) = Scaling(length_scale=1.5).apply([TraceRequest(0.0, 100, 30, (1, 2), 64)])
+    assert (request.num_prompt_tokens, request.num_output_tokens, request.block_tokens) == (150, 45, 96)
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(2, 4096))
@@ -77,6 +106,16 @@ def test_what_fits_the_context_fits(prompt: int, output: int, max_context: int) 
     assert kept_prompt + kept_output <= max_context
     if prompt + output <= max_context:
         assert (kept_prompt, kept_output) == (prompt, output)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "kept"),
+    [(950, 100, (900, 100)), (100, 950, (100, 500)), (900, 900, (500, 500)), (100, 900, (100, 900))],
+)
+def test_an_answer_has_half_the_context_at_most_and_the_prompt_the_rest(
+    prompt: int, output: int, kept: tuple[int, int]
+) -> None:
+    assert fit_context(prompt, output, 1000) == kept
 
 
 def test_no_context_caps_nothing() -> None:
@@ -92,6 +131,8 @@ def test_no_context_caps_nothing() -> None:
         ({"time_scale": float("nan")}, "--time-scale must be above 0"),
         ({"length_scale": float("inf")}, "--length-scale must be above 0"),
         ({"start_s": -5.0}, "--start must not be negative"),
+        ({"start_s": float("inf")}, "--start must not be negative"),
+        ({"rate_scale": -1.0}, "--rate-scale must be above 0"),
         ({"qps": 1.0, "rate_scale": 1.0}, "--qps and --rate-scale"),
     ],
 )

@@ -32,7 +32,9 @@ def test_a_day_has_its_mean_rate_whatever_its_length(tmp_path: Path) -> None:
     assert day.arrivals_s(5.0, 2000.0, 1) == arrivals_s != day.arrivals_s(5.0, 2000.0, 2)
 
 
-@pytest.mark.parametrize(("dist", "shape", "deviation"), [("Gamma", 0.25, 2.0), ("Weibull", 1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("dist", "shape", "deviation"), [("Gamma", 0.25, 2.0), ("Weibull", 1.0, 1.0), ("Weibull", 0.5, 5**0.5)]
+)
 def test_times_between_requests_are_distributed_as_the_row_says(
     tmp_path: Path, dist: str, shape: float, deviation: float
 ) -> None:
@@ -56,6 +58,9 @@ def test_what_is_no_day_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "clients.csv", *steady(1.0))
     with pytest.raises(WorkloadError, match="no client has a request on day 3"):
         ServegenDay.read(path, 3)
+    silent = write(tmp_path / "silent.csv", *steady(0.0))
+    with pytest.raises(WorkloadError, match="no client has a request on day 0"):
+        ServegenDay.read(silent, 0)
     with pytest.raises(TraceError, match="line 2"):
         ServegenDay.read(write(tmp_path / "bad.csv", "0,0,1,1,Normal,1,1"), 0)
 
