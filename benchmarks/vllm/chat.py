@@ -11,7 +11,7 @@ from pathlib import Path
 
 GREEDY = {"temperature": 0.0}
 WARM_UP = "Say hello."
-OF_OURS = ("GOMP_", "OMP_", "VLLM_")  # how the names of variables begin that our engines' modules set
+OF_OURS = ("GOMP_", "OMP_", "THP_", "VLLM_")  # how the names of variables begin that our engines' modules set
 TIMEOUT_S = 900.0
 
 

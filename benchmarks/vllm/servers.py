@@ -15,6 +15,7 @@ from loadgen.errors import WorkloadError
 from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report.report import Report
+from services.executor.engines.torch.threads import SET_HERE
 from services.local.stack.machine import free_port
 from services.local.stack.processes.process import Command
 
@@ -89,7 +90,8 @@ class Vllm:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        command = Command(self.name, python_command(program, options), folder / "vllm.log", environ)
+        as_its_users = ("env", *(word for name in SET_HERE for word in ("-u", name)))
+        command = Command(self.name, (*as_its_users, *python_command(program, options)), folder / "vllm.log", environ)
         async with running(command, lambda: answers(f"{url}/health")):
             yield Server(url, self._offline)
 

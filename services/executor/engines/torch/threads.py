@@ -1,17 +1,25 @@
-"""CPU threads of the torch engine. Import this before torch: OpenMP reads its environment when it is loaded."""
+"""CPU threads and memory of the torch engine. Import this before torch: its libraries read their environment when they
+are loaded."""
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# A waiting OpenMP thread spins for milliseconds by default. The engine shares its cores with the event loop, the bus
-# and the gateway, and a spinning thread keeps the core that the preempted one needs: one busy process beside two
-# engine threads made a step 10 times as slow. A tenth of a millisecond bridges what one thread does alone between two
-# products; with a quarter of that threads slept at most of them, and a batch took 1.5 times as long.
-os.environ.setdefault("GOMP_SPINCOUNT", "4000")
-# While its threads outnumber the cores OpenMP spins 1,000 times at most with this, and a hundred times without.
-os.environ.setdefault("OMP_WAIT_POLICY", "active")
+DEFAULTS = {
+    # A waiting OpenMP thread spins for milliseconds by default. The engine shares its cores with the event loop, the
+    # bus and the gateway, and a spinning thread keeps the core that the preempted one needs: one busy process beside
+    # two engine threads made a step 10 times as slow. A tenth of a millisecond bridges what one thread does alone
+    # between two products; with a quarter of that threads slept at most of them, and a batch took 1.5 times as long.
+    "GOMP_SPINCOUNT": "4000",
+    # While its threads outnumber the cores OpenMP spins 1,000 times at most with this, and a hundred times without.
+    "OMP_WAIT_POLICY": "active",
+    # Tensors from 2 MiB on in huge pages, where Linux gives them to who asks: a decode reads all weights, and page
+    # tables with them (benchmarks/engine/huge_pages.py).
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+SET_HERE = DEFAULTS.keys() - os.environ.keys()
+os.environ.update({name: DEFAULTS[name] for name in SET_HERE})
 
 Loaded = TypeVar("Loaded")
 

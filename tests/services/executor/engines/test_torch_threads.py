@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LOAD = """
 import sys, time
 from pathlib import Path
@@ -35,6 +37,21 @@ print(after_load, settled(1))
 engine.close()
 """
 
+LARGE = """
+import services.executor.engines.torch.threads
+from pathlib import Path
+import torch
+
+tensor = torch.empty(4 << 20)
+address = tensor.data_ptr()
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    first, _, last = line.split()[0].partition("-")
+    if last:
+        holds = int(first, 16) <= address < int(last, 16)
+    elif holds and line.startswith("VmFlags:"):
+        print("hg" in line.split())
+"""
+
 LOAD_FOR_EVER = """
 import sys, threading
 from services.executor import __main__ as executor
@@ -53,6 +70,13 @@ def test_a_loaded_engine_leaves_no_openmp_threads_behind(model_folder: Path) -> 
     command = [sys.executable, "-c", LOAD, str(model_folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["0", "1"]
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here")
+def test_large_tensors_are_to_be_in_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)  # what the tests' own import of it has set
+    done = subprocess.run([sys.executable, "-c", LARGE], check=True, capture_output=True, text=True)
+    assert done.stdout == "True\n"
 
 
 def test_an_interrupt_ends_a_process_that_loads_at_once(model_folder: Path) -> None:
