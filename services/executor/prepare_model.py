@@ -25,6 +25,7 @@ from services.executor.gguf_model import Progress, convert
 from services.executor.hub import HUB_ID, cached, fetch
 from shared.errors import ModelError
 from shared.text.model_folder import read_json
+from shared.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 RECIPE = 1  # raised when a conversion writes something else than before
@@ -95,9 +96,11 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ModelError if ``folder`` lacks what a model needs: config, tokenizer and every shard of its weights."""
+    """Raises ModelError if ``folder`` lacks what a model needs: config, tokenizer and every shard of its weights. What
+    each process reads of it is read here first, so that who asks for the model is told what is wrong, and once."""
     for filename in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         read_json(folder / filename)
+    Tokenizer.from_folder(folder)
     if (folder / "model.safetensors.index.json").exists():
         weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
         named = weight_map.values() if isinstance(weight_map, dict) else ()

@@ -33,24 +33,33 @@ class ModelFacts:
     def read(cls, folder: Path) -> ModelFacts:
         """Raises ModelError where the folder is not a prepared model."""
         config = read_json(folder / "config.json")
-        generation_path = folder / "generation_config.json"
-        generation = read_json(generation_path) if generation_path.exists() else {}
-        eos = generation.get("eos_token_id", config.get("eos_token_id"))
         try:
-            text_config = config.get("text_config", config)
-            eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
-            sizes = {name: text_config[name] for name in ("max_position_embeddings", "vocab_size")}
-            ends = list(dict.fromkeys([*eos, *_ends_of_tokenizer(folder)]))
-            facts = msgspec.convert({**sizes, "eos_token_ids": ends}, _Config, strict=False)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error!r}") from error
-        return cls(facts.max_position_embeddings, facts.vocab_size, facts.eos_token_ids, EmbeddingSizes.of(config))
+            sizes = msgspec.convert(config.get("text_config", config), _Sizes, strict=False)
+        except msgspec.ValidationError as error:
+            raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error}") from error
+        ends = tuple(dict.fromkeys([*_ends(folder, config), *_ends_of_tokenizer(folder)]))
+        return cls(sizes.max_position_embeddings, sizes.vocab_size, ends, EmbeddingSizes.of(config))
 
 
-class _Config(msgspec.Struct):
+class _Sizes(msgspec.Struct):
     max_position_embeddings: Positive
     vocab_size: Positive
-    eos_token_ids: tuple[TokenId, ...]
+
+
+class _Ends(msgspec.Struct):
+    eos_token_id: TokenId | tuple[TokenId, ...] | None = None
+
+
+def _ends(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """Of generation_config.json where that names any, or none; else of config.json. Raises ModelError."""
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.exists() else {}
+    said, path = (generation, path) if "eos_token_id" in generation else (config, folder / "config.json")
+    try:
+        ends = msgspec.convert(said, _Ends, strict=False).eos_token_id
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{path} cannot be used: {error}") from error
+    return ends if isinstance(ends, tuple) else () if ends is None else (ends,)
 
 
 class _AddedToken(msgspec.Struct):

@@ -72,8 +72,9 @@ class Tokenizer:
         config_path = folder / "tokenizer_config.json"
         config = read_json(config_path) if config_path.exists() else {}
         template, tool_template = _find_chat_templates(folder, config)
+        eos_token_ids = _eos_token_ids(folder)
         try:
-            return cls(backend, template, _named_tokens(config), tool_template, _eos_token_ids(folder))
+            return cls(backend, template, _named_tokens(config), tool_template, eos_token_ids)
         except ModelError as error:
             raise ModelError(f"{folder}: {error}") from error
 

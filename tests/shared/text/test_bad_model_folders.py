@@ -58,6 +58,25 @@ def test_any_file_may_be_bad(folder: Path, name: str) -> None:
     assert refusals
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("config.json", "{}"),
+        ("config.json", '{"max_position_embeddings": 9, "vocab_size": 9, "eos_token_id": "x"}'),
+        ("generation_config.json", '{"eos_token_id": -1}'),
+        ("generation_config.json", "{"),
+    ],
+)
+def test_a_folder_that_no_process_could_use_is_refused_by_whom_it_is_asked_of_and_the_file_named(
+    folder: Path, name: str, content: str
+) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(ModelError) as refused:
+        check_folder(folder)
+    assert str(refused.value).startswith(f"{folder / name} ")
+
+
 def test_a_template_beside_the_configuration_may_be_no_text(folder: Path) -> None:
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(ModelError, match=r"chat_template\.jinja cannot be read"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.executor.engines.torch.attention import ATTENTION_NAME, AttentionStep, Layer, LayerShape, ShapeProbe
@@ -140,7 +141,7 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
     except ConfigError:
         raise
     except Exception as error:  # transformers have none of their own for files that are torn, or of another version
-        raise ModelError(f"cannot load the model in {path}: {first_line(error)}") from error
+        raise ModelError(f"cannot load the model in {path}: {_torn_weights(path) or first_line(error)}") from error
     if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
         raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
     model: torch.nn.Module = loaded.to(device).eval().requires_grad_(False)
@@ -163,7 +164,7 @@ def probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShap
 def layers_without_attention(model: torch.nn.Module, num_attended: int) -> str:
     """What is wrong with a model in so many of whose layers our attention was called; empty where that is all."""
     num_layers = getattr(model.config, "num_hidden_layers", None)
-    if num_attended == num_layers:
+    if num_attended and num_attended == num_layers:
         return ""
     return (
         f"{type(model).__name__} has {num_layers} layers, of which {num_attended} use plain attention: "
@@ -203,6 +204,20 @@ def _are_close(logits: Tensor, expected: Tensor) -> bool:
     return torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
+def _torn_weights(path: Path) -> str:
+    """The first file of weights whose beginning cannot be read, and why; empty where there is none."""
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            return f"{file.name} cannot be read: {error}"
+    return ""
+
+
 def first_line(error: Exception) -> str:
-    """Of what it says: torch and transformers say much."""
-    return str(error).partition("\n")[0][:300]
+    """Of what it says: torch and transformers say much. Where that ends with a colon, the next line too; a key alone
+    would say nothing."""
+    said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+    first, *rest = said.splitlines() or [""]
+    return " ".join([first, *(line.strip() for line in rest[:1] if first.endswith(":"))])[:300]

@@ -98,11 +98,24 @@ def test_model_that_reads_its_own_weights_runs_unpacked(tmp_path: Path, monkeypa
 def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(ModelError, match="cannot load the model"):
+    with pytest.raises(ModelError, match=r"cannot load the model in .*: model\.safetensors cannot be read"):
         TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"model_type": "nonesuch"}, "cannot load the model .*nonesuch"),
+        ({"num_attention_heads": "nine"}, "cannot load the model .*num_attention_heads.* got str"),
+        ({"hidden_act": "nonesuch"}, "cannot load the model .*there is no 'nonesuch'"),
+        ({"num_hidden_layers": 0}, "has 0 layers"),
+    ],
+)
+def test_a_configuration_that_no_model_has_is_a_model_error(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    save_model(tmp_path, "llama")
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch"}))
-    with pytest.raises(ModelError, match="cannot load the model"):
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=why):
         TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
 
 
