@@ -45,6 +45,27 @@ def test_times_between_requests_are_distributed_as_the_row_says(
     assert statistics.pstdev(gaps) == pytest.approx(deviation, rel=0.05)
 
 
+def test_gaps_that_are_longer_than_a_window_go_on_in_the_next(tmp_path: Path) -> None:
+    """Of a client that sends every 2,000 s, give or take a tenth; when the day begins it is anywhere between two."""
+    mean_s = 2000.0
+    day = ServegenDay.read(write(tmp_path / "clients.csv", *steady(1 / mean_s, shape=100.0)), 0)
+    firsts_s = []
+    for seed in range(60):
+        arrivals_s = day.arrivals_s(1 / mean_s, DAY_S, seed)
+        gaps_s = [after_s - before_s for before_s, after_s in pairwise(arrivals_s)]
+        assert all(0.5 * mean_s < gap_s < 1.5 * mean_s for gap_s in gaps_s)
+        assert len(arrivals_s) == pytest.approx(DAY_S / mean_s, abs=4)
+        firsts_s.append(arrivals_s[0])
+    assert statistics.fmean(firsts_s) == pytest.approx(mean_s / 2, rel=0.2) and min(firsts_s) < 0.2 * mean_s
+
+
+def test_the_first_gap_of_a_day_is_distributed_as_the_others(tmp_path: Path) -> None:
+    """Of a client that sends in bursts the first request of a day may come later than a mean gap."""
+    day = ServegenDay.read(write(tmp_path / "clients.csv", *steady(1 / 2000, shape=0.25)), 0)
+    firsts_s = [day.arrivals_s(1 / 2000, DAY_S, seed)[0] for seed in range(100)]
+    assert statistics.median(firsts_s) < 1000 and max(firsts_s) > 2000
+
+
 def test_windows_keep_their_proportions_and_days_are_apart(tmp_path: Path) -> None:
     busy, quiet = steady(9.0)[:72], steady(1.0)[72:]
     path = write(tmp_path / "clients.csv", *busy, *quiet, f"0,{int(DAY_S)},1,1,Gamma,1,1")

@@ -46,6 +46,13 @@ def test_azure_2024_has_offsets_and_whole_seconds(tmp_path: Path) -> None:
     assert second.arrival_s == pytest.approx(1 - 0.00993, abs=1e-7)
 
 
+def test_azure_times_are_of_their_own_zone(tmp_path: Path) -> None:
+    rows = ['"TIMESTAMP", "ContextTokens", "GeneratedTokens"', "2024-05-10 00:00:00.5+00:00,21,5"]
+    text = "\n".join([*rows, "2024-05-10 01:00:01.75+01:00,2,5", "2024-05-10 01:00:01.75+01:00,3,5"])
+    requests = list(read_trace(write(tmp_path / "trace.csv", text)))
+    assert [request.arrival_s for request in requests] == [0.0, 1.25, 1.25], "some come at the same time"
+
+
 def test_burstgpt_leaves_failed_requests_out(tmp_path: Path) -> None:
     requests = list(read_trace(write(tmp_path / "trace.csv", BURSTGPT)))
     assert requests == [TraceRequest(0.0, 472, 18), TraceRequest(113.0, 417, 276)]
