@@ -215,7 +215,10 @@ def _rows_of(source: Source, prompts: PromptOptions) -> RowFile | None:
     if rows.format != "jsonl" or prompts.prompt is not None:
         return rows
     if source.first_request() is None:
-        raise typer.BadParameter(f"{source.name} has rows, no requests: give a template", param_hint="'--prompt'")
+        what = (
+            f"{source.name} has rows, no requests: say what to ask of each, as 'Summarize: {{text}}' of a column text"
+        )
+        raise typer.BadParameter(what, param_hint="'--prompt'")
     if given := prompts.given():
         raise typer.BadParameter(f"{source.name} has requests, which say that themselves", param_hint=f"'{given[0]}'")
     return None

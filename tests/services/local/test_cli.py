@@ -159,6 +159,12 @@ def test_help_is_broken_where_the_terminal_ends() -> None:
     assert "valid at once, whether the stack runs or not. What is not named has no limit" in shown
 
 
+def test_rows_without_a_template_are_refused_with_one(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "Why?"}\n')
+    status, _, said = slackwater("batch", "submit", str(tmp_path / "rows.jsonl"), "--url", "http://127.0.0.1:1")
+    assert status == 2 and "has rows, no requests: say what to ask of each, as 'Summarize: {text}'" in said
+
+
 def test_help_loads_no_engine_and_no_client() -> None:
     code = (
         "import contextlib, io, sys; from services.local.cli import command\n"
