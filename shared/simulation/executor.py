@@ -188,8 +188,6 @@ class VirtualExecutor:
         for copies in self.replica.copies_ahead:
             self._copies.start(copies, start_s * 1e3)
         end_s = self._stages.leave(start_s + copy_wait_ms / 1e3, latency_ms / 1e3)
-        if self._in_flight:
-            end_s = max(end_s, self._in_flight[-1].end_s)
         result = StepResult(sampled, (end_s - start_s) * 1e3 - copy_wait_ms, copy_wait_ms=copy_wait_ms)
         launched = _Launched(start_s, end_s, result, self.replica.is_interruptible)
         self._in_flight.append(launched)

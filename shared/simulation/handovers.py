@@ -48,7 +48,7 @@ class VirtualHandovers:
     @property
     def is_busy(self) -> bool:
         """Somebody may have something to give."""
-        return bool(self._strict) and any(each.replica.has_work for each in self._relaxed)
+        return any(each.replica.has_work for each in self._relaxed)
 
     def on_heartbeats(self) -> None:
         """Strict executors tell what they have; those that run nothing ask, others do that after each step."""

@@ -67,7 +67,6 @@ class VirtualRouter:
         for ended in progress.ended:
             route = self._routes.pop(ended.sequence.request_id, None)
             if route is not None:
-                route.answered()
                 route.end()
                 self._lengths.add(ended.sequence.num_output_tokens)
 

@@ -7,6 +7,7 @@ KV = f"{CORE}/kv"
 ORDERS = f"{CORE}/orders"
 REPLICA = "tests/shared/replica"
 QUEUE = "tests/shared/offline_queue"
+SIMULATION = "tests/shared/simulation"
 TEXT = "tests/shared/text"
 OPENAI = "tests/shared/openai"
 BLEND = (f"{ORDERS}/test_density.py", f"{ORDERS}/test_blend_order.py", f"{ORDERS}/test_running_batch.py")
@@ -186,6 +187,7 @@ TESTS = {
     "shared/watch/stack_watch.py": ("tests/shared/watch/test_stack_watch.py",),
     "shared/watch/windows.py": ("tests/shared/watch/test_windows.py",),
     "shared/simulation": ("tests/shared/simulation",),
+    "shared/simulation/executor.py": (f"{SIMULATION}/test_executor.py", f"{SIMULATION}/test_handover_messages.py"),
     "loadgen/report": ("tests/loadgen/report",),
     "loadgen/client/counters.py": ("tests/loadgen/client/test_counters.py", "tests/loadgen/report/test_metrics.py"),
     "loadgen/workload": ("tests/loadgen/workload",),

@@ -32,3 +32,12 @@ def test_nobody_waits_for_checkpoints_and_one_restore_waits_for_another() -> Non
     timeline.start(restores(30), 0.0)
     assert timeline.wait_ms([restores(10)], 20.0) == 20.0
     assert timeline.wait_ms([checkpoints(5)], 25.0) == 0.0
+
+
+def test_a_slot_takes_what_the_bus_takes_for_it() -> None:
+    timeline, (first, second) = CopyTimeline(0.25), (restores(40), restores(20))
+    for copies in (first, second, first):
+        timeline.start(copies, 100.0)
+    assert timeline.wait_ms([first], 104.0) == 6.0
+    assert timeline.wait_ms([second, checkpoints(8)], 110.0) == 5.0
+    assert timeline.wait_ms([], 110.0) == timeline.wait_ms([restores(0)], 110.0) == 0.0

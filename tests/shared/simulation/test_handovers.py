@@ -210,6 +210,7 @@ def test_a_link_reads_one_after_the_other() -> None:
     assert timeline.read("a", "c", 100, 10.0) == pytest.approx(11.5)
     assert timeline.read("b", "d", 100, 10.0) == pytest.approx(11.5), "others"
     assert timeline.read("a", "d", 50, 10.0) == pytest.approx(12.5), "the same giver, and a taker that is busy"
+    assert timeline.read("e", "d", 0, 10.0) == pytest.approx(13.0), "a giver that is free, and a taker that is busy"
     assert timeline.read("b", "c", 0, 20.0) == pytest.approx(20.5)
 
 
