@@ -26,7 +26,7 @@ def with_settings(settings: Sequence[Setting]) -> Callable[[Callable[..., None]]
 def with_option_groups(command: Callable[..., T]) -> Callable[..., T]:
     """A command for typer: each parameter that is annotated with a dataclass is made of options, its fields, which
     stand in the parameter's place; one that is annotated with a struct of settings is made of those that are given."""
-    hints = get_type_hints(command, include_extras=True)
+    hints = get_type_hints(command)
     groups = {name: _options(hint) for name, hint in hints.items() if is_dataclass(hint) or is_table(hint)}
 
     def make(name: str, options: Given) -> Any:
@@ -106,6 +106,6 @@ def _parameter(setting: Setting) -> inspect.Parameter:
 def _sentence(setting: Setting) -> str:
     """``tokens of one step`` as ``Tokens of one step.``; a name that comes first stays as it is."""
     text = setting.explanation
-    first = text.split(maxsplit=1)[0]
+    first = text.split()[0]
     starts_with_name = first.endswith((",", ":")) or first in setting.choices
     return f"{text}." if starts_with_name else f"{text[:1].upper()}{text[1:]}."

@@ -111,7 +111,7 @@ def _shortened(words: str) -> str:
 def composed(struct: type[T], values: Mapping[str, Value]) -> T:
     """The settings as one value; a table in it is made, by its own ``of``, of what is no default. Raises ValueError
     where they exclude each other."""
-    hints = get_type_hints(struct, include_extras=True)
+    hints = get_type_hints(struct)
     given: dict[str, Any] = {}
     for name in struct.__struct_fields__:
         if is_table(hints[name]):

@@ -45,8 +45,8 @@ def adapter_names(text: str) -> tuple[str, ...]:
 
 
 def _parsed(text: str) -> LoraModule:
-    name, sign, path = (part.strip() for part in text.partition("="))
-    if not sign or not path:
+    name, _, path = (part.strip() for part in text.partition("="))
+    if not path:
         raise ValueError(f"lora_modules: {text!r} names no adapter: write name=path, as sql=./adapters/sql")
     if not NAME.fullmatch(name):
         raise ValueError(

@@ -43,7 +43,7 @@ class Sizes:
     """A group of options."""
 
     width: Annotated[int, typer.Option(help="across")]
-    height: Annotated[int, typer.Option(help="up")] = 3
+    height: "Annotated[int, typer.Option(help='up')]" = 3  # as of a module that does not evaluate them
 
 
 def run(command: Any, *arguments: str) -> Result:
@@ -133,6 +133,27 @@ def test_groups_and_tables_stand_in_the_place_of_their_parameter() -> None:
     assert "--width" in missing.output and "a share is 1 at the most" in wrong.output
     options = [word for word in run(command, "--help").output.split() if word.startswith("--")]
     assert options[:4] == ["--width", "--height", "--preset", "--share"]
+
+
+def test_a_group_may_be_called_as_one_of_its_options() -> None:
+    made: list[Sizes] = []
+
+    @with_option_groups
+    def command(width: Sizes) -> None:
+        made.append(width)
+
+    assert run(command, "--width", "7").exit_code == 0 and made == [Sizes(7, 3)]
+
+
+def test_help_that_begins_with_a_known_value_stays_as_it_is() -> None:
+    class Device(msgspec.Struct, frozen=True):
+        device: Annotated[str, Meta(description="cuda or cpu", extra=choices(("cuda", "cpu")))] = "cpu"
+
+    @with_settings(settings_of(Device))
+    def command(given: Given) -> None:
+        raise AssertionError
+
+    assert " cuda or cpu." in run(command, "--help").output
 
 
 def test_a_value_that_is_not_given_may_pass() -> None:

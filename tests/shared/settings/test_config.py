@@ -153,7 +153,7 @@ def test_help_tells_of_each_setting_where_it_is_from(nowhere: Path, capsys: pyte
     assert "--share VALUE of 100% (required; SLACKWATER_SHARE)" in text
     assert "--name VALUE whose (default ''; SLACKWATER_NAME)" in text
     assert "--blocks VALUE how many (default 8; SLACKWATER_BLOCKS)" in text
-    assert "--config FILE configuration file" in text
+    assert "--config FILE configuration file" in text and "Counts %." in text
 
 
 @pytest.mark.parametrize(
@@ -220,6 +220,18 @@ def test_models_are_a_list_of_tables(tmp_path: Path, content: str) -> None:
         ConfigError, match=rf"toml line {line}: models is a list of tables; write \[\[models\]\] above each"
     ):
         ConfigFile.read(path)
+
+
+def test_a_models_table_may_stand_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "slackwater.toml"
+    path.write_text('[[models]]\nname = "b"\nexecutor = { threads = 5 }\n')
+    file = ConfigFile.read(path).of_model(0)
+    assert file.table("executor") == {"threads": 5} and file.where("executor", "threads") == str(path)
+
+
+def test_where_the_users_own_file_is() -> None:
+    assert user_config({"XDG_CONFIG_HOME": "/x"}) == Path("/x/slackwater/slackwater.toml")
+    assert user_config({}) == user_config({"XDG_CONFIG_HOME": ""}) == Path.home() / ".config/slackwater/slackwater.toml"
 
 
 def test_lines_are_those_of_tables_and_keys(tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def test_no_adapter_is_called_as_another_model_is(own: str, other: str) -> None:
         )
 
 
+def test_clients_call_a_model_by_its_own_name_where_it_has_no_other() -> None:
+    assert OtherModel("b", "p").names == ["b"]
+    assert OtherModel("b", "p", "big, bigger").names == ["big", "bigger"]
+
+
 def test_they_belong_to_their_model() -> None:
     others = render_other_models([OtherModel("small", "s", "little", lora_modules="b=./b")])
     assert parse_other_models(others)[0].all_names == ["little", "b"]

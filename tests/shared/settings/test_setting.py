@@ -29,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     names: Annotated[str, Meta(description="of all", extra=LIST)] = ""
     own: Own = Own()
     noted: Annotated[int, "no setting"] = 3
+    typed: Annotated[int, float] = 3
     inner: int = 4
 
 
@@ -36,6 +37,7 @@ SETTINGS = {setting.name: setting for setting in settings_of(Settings)}
 
 
 def test_settings_are_the_fields_that_are_described_and_those_of_tables() -> None:
+    assert settings_of(Settings) == list(SETTINGS.values())
     assert list(SETTINGS) == ["model_path", "blocks", "rate", "level", "kind", "token", "names", "preset", "weight"]
     assert {name: setting.table for name, setting in SETTINGS.items() if setting.table} == {
         "preset": "own",

@@ -12,10 +12,11 @@ from msgspec import structs
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
+from shared.offline_queue.offline_pool import PackedRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.steps import StepPlan
-from shared.scheduling.request import Kind
+from shared.scheduling.request import Kind, Request
 from shared.simulation.executor import Progress, VirtualExecutor
 from shared.simulation.setup import ExecutorSetup
 from shared.simulation.stages import INTERRUPTED_AFTER
@@ -204,3 +205,26 @@ def test_tokens_are_those_of_the_seed_and_look_like_no_prompt() -> None:
 
 def replace_seed(asked: GenerateRequest, seed: int) -> GenerateRequest:
     return structs.replace(asked, sampling=structs.replace(asked.sampling, seed=seed))
+
+
+def test_kv_of_requests_that_go_on_next_comes_back_beside_the_step_before() -> None:
+    """Few wait for it: that step is as long as most of it takes."""
+    setup = make_setup("bros")
+    spec = structs.replace(setup.spec, swap_ms_per_slot=0.05)
+    setup = replace(setup, spec=spec, limits=replace(setup.limits, swap_ms_per_slot=0.05))
+    run = Heard([setup])
+    long = [as_offline(request(100 + number, 100 + number, 100)) for number in range(10)]
+    run.system.queue.add(
+        [
+            (Request(each.request_id, Kind.OFFLINE, 100 + number, 200 + number), PackedRequest.of(each))
+            for number, each in enumerate(long)
+        ]
+    )
+    run.play([request(number, 100, 10, arrival_s=0.5 * (number // 5)) for number in range(20)])
+    totals = run.executor.replica.totals
+    assert totals.restored_slots > 100
+    assert totals.copy_wait_s < 0.2 * totals.restored_slots * spec.swap_ms_per_slot / 1e3
+
+
+def as_offline(asked: GenerateRequest) -> GenerateRequest:
+    return structs.replace(asked, request_id=f"batch.{asked.request_id}", kind=Kind.OFFLINE)

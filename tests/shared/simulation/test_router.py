@@ -78,7 +78,7 @@ def test_heartbeats_tell_of_requests_that_others_sent() -> None:
     """While this router waits for an answer, once a second."""
     run = Watching([make_setup("online-only")] * 2)
     executor = run.system.executors["executor-1"]
-    unknown = request(7, 30, 400)
+    unknown = request(7, 30, 470)
     executor.submit(unknown, run.system.queue.on_inbox("executor-1", unknown))
     run.run(until_s=0.5)
     run.system.submit(request(0, 40, 400))
@@ -86,8 +86,24 @@ def test_heartbeats_tell_of_requests_that_others_sent() -> None:
     assert run.known_now(1)["executor-1"].is_empty
     run.run(until_s=1.6)
     assert run.known_now(2)["executor-1"].decode_requests == 1
+    another = request(8, 30, 400)
+    executor.submit(another, run.system.queue.on_inbox("executor-1", another))
+    run.run(until_s=2.4)
+    assert run.known_now(3)["executor-1"].decode_requests == 1
+    run.run(until_s=2.6)
+    assert run.known_now(4)["executor-1"].decode_requests == 2
     run.run()
-    assert len(run.ended_tokens) == 4
+    assert len(run.ended_tokens) == 7
+
+
+def test_heartbeats_come_once_a_second_whatever_happens() -> None:
+    run = Watching([make_setup("online-only")] * 2)
+    beaten_s: list[float] = []
+    run.system.router.on_heartbeats = lambda: beaten_s.append(run.system.events.now_s)  # type: ignore[method-assign]
+    for number in range(3):
+        run.system.submit(request(number, 40, 450))
+    run.run(until_s=3.9)
+    assert beaten_s == [1.0, 2.0, 3.0]
 
 
 def test_what_an_executor_has_cached_is_known_from_its_steps() -> None:
