@@ -63,7 +63,7 @@ def test_rates_of_an_executor_are_those_of_its_totals() -> None:
     rates = (view.steps_per_s, view.busy_share, view.online_tokens_per_s, view.offline_tokens_per_s)
     assert rates == (None, None, None, None) and view.online_slowdown is None
     totals = {"steps": 40, "busy_s": 1.5, "online_tokens": 20, "offline_tokens": 100}
-    last = replace(beat(**totals, online_s=3.0, online_alone_s=2.0), step_ms=samples(30.0))
+    last = replace(beat(**totals, online_s=6.0, online_alone_s=4.0), step_ms=samples(30.0))
     watch.on_heartbeat(102.0, last)
     (view,) = watch.executors(102.0)
     rates = (view.steps_per_s, view.busy_share, view.online_tokens_per_s, view.offline_tokens_per_s)
@@ -179,7 +179,7 @@ def test_a_batch_whose_lines_are_not_counted_yet_has_no_end_in_sight() -> None:
 
 
 STATUSES = st.sampled_from(["in_progress", "completed", "failed", "expired", "cancelled", None])
-HEARD = st.lists(st.tuples(st.integers(0, 9), STATUSES, st.integers(0, 6)), max_size=60)
+HEARD = st.lists(st.tuples(st.integers(0, 19), STATUSES, st.integers(0, 6)), max_size=60)
 
 
 @given(HEARD)
