@@ -28,7 +28,6 @@ from tests.faults.load.questions import Questions, chats, schemas, texts, tools
 from tests.faults.summary import Summary
 from tests.services.gateway.tool_models import make_model
 from tests.simulation.faults import KINDS, Fault, draw_faults, only
-from tests.simulation.heartbeats import heartbeats_decoded_once
 from tests.simulation.log import RunLog, logging_to
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.services import files_read_once
@@ -121,7 +120,6 @@ def in_virtual_time(
     with ExitStack() as stack:
         stack.enter_context(logging_to(handler))
         stack.enter_context(files_read_once())
-        stack.enter_context(heartbeats_decoded_once())
         stack.enter_context(taken_over(loop, seed))
         try:
             returned = loop.run_until_complete(main())
