@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 import typer
 
@@ -44,6 +45,7 @@ def run_steps(told: Connection, model: Path, num_threads: int) -> None:
 
 
 def huge_kib() -> int:
+    """Of this process, on Linux."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:"))
 
@@ -53,9 +55,9 @@ def runner(enabled: str, model: Path, num_threads: int) -> Iterator[Connection]:
     """The end of a process to tell names of steps to."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    os.environ[VARIABLE] = enabled
     process = context.Process(target=run_steps, args=(theirs, model, num_threads), daemon=True)
-    process.start()
+    with patch.dict(os.environ, {VARIABLE: enabled}):
+        process.start()
     theirs.close()
     try:
         yield ours
