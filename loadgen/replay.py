@@ -22,7 +22,6 @@ from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, PhaseOut
 from loadgen.report.report import Report, RunFacts
 from loadgen.report.slo import Slo
 from loadgen.workload.backlog import OfflinePrompt
-from loadgen.workload.prompts import FILLER_IS_UNUSED
 from loadgen.workload.scaling import Scaling, cap_context
 from loadgen.workload.traces import TraceRequest
 from shared.errors import first_of
@@ -65,6 +64,17 @@ class ReplayPlan:
         relative = next((slo.expr for slo in self.slos if slo.relative), None)
         if relative and not self.baseline:
             raise WorkloadError(f"SLO {relative!r} is relative to the online-only run: give --baseline too")
+
+    def departures(self, sent: Sequence[TraceRequest], max_context: int | None, in_token_ids: bool) -> list[str]:
+        """Notes of what is not as the plan has it. ``sent``: its requests, cut to the context; ``in_token_ids``:
+        prompts are ids, which without a model folder are none of a text."""
+        notes = []
+        num_cut = sum(ours != theirs for ours, theirs in zip(sent, self.requests, strict=True))
+        if num_cut:
+            notes.append(f"{num_cut} online requests were cut to the context of {max_context} tokens")
+        if self.filler is not None and self.model_path is None and in_token_ids:
+            notes.append("prompts are plain token ids without --filler's text: give --model-path to have that in ids")
+        return notes
 
     def facts(
         self, date: str, url: str, model: str, max_context: int | None, prompt_form: str, exact_output: bool
@@ -110,11 +120,7 @@ class Replay:
             raise ServerError(f"{self._client.url} has no /v1/batches: use --offline-mode requests")
         self._requests = cap_context(plan.requests, self._max_context)
         self._prompts = fit_backlog(plan.prompts, plan.scaling.length_scale, self._max_context, plan.model_path)
-        capped = sum(ours != theirs for ours, theirs in zip(self._requests, plan.requests, strict=True))
-        if capped:
-            self._notes.append(f"{capped} online requests were cut to the context of {self._max_context} tokens")
-        if plan.filler is not None and plan.model_path is None and self._maker.abilities.token_ids:
-            self._notes.append(FILLER_IS_UNUSED)
+        self._notes += plan.departures(self._requests, self._max_context, self._maker.abilities.token_ids)
         if self._requests and not self._maker.abilities.exact_output:
             self._notes.append("the server does not take ignore_eos: answers may be shorter than the trace's")
 

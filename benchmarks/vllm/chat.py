@@ -11,8 +11,12 @@ from pathlib import Path
 
 GREEDY = {"temperature": 0.0}
 WARM_UP = "Say hello."
-OF_OURS = ("GOMP_", "OMP_", "THP_", "VLLM_")  # how the names of variables begin that our engines' modules set
 TIMEOUT_S = 900.0
+
+
+def set_by_engines() -> set[str]:
+    """Names of variables of this process that our engines' modules set, which vLLM by itself is to run without."""
+    return {name for name in os.environ if name.startswith(("GOMP_", "OMP_", "THP_", "VLLM_"))}
 
 
 def rates(
@@ -20,7 +24,8 @@ def rates(
 ) -> list[float]:
     """Output tokens/s of each round of texts. ``eager``: the model is not compiled; ``one_process``: its engine has no
     process of its own. Raises CalledProcessError, TimeoutExpired."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_OURS)}
+    ours = set_by_engines()
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     environment |= {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB, as a stack takes; else it is nearly all memory
     environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not one_process))}

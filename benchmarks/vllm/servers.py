@@ -9,13 +9,13 @@ from typing import Any
 
 from benchmarks.harness.local_stack import local_stack, python_command, running
 from benchmarks.harness.stack import answers
+from benchmarks.vllm.chat import set_by_engines
 from benchmarks.vllm.workload import Setting
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import WorkloadError
 from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report.report import Report
-from services.executor.engines.torch.threads import SET_HERE
 from services.local.stack.machine import free_port
 from services.local.stack.processes.process import Command
 
@@ -90,7 +90,7 @@ class Vllm:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        as_its_users = ("env", *(word for name in SET_HERE for word in ("-u", name)))
+        as_its_users = ("env", *(word for name in set_by_engines() for word in ("-u", name)))
         command = Command(self.name, (*as_its_users, *python_command(program, options)), folder / "vllm.log", environ)
         async with running(command, lambda: answers(f"{url}/health")):
             yield Server(url, self._offline)

@@ -22,7 +22,6 @@ PLAIN_TOKEN_IDS = range(1000, 8000)  # ordinary tokens in every vocabulary of 8k
 NUM_GENERATED_WORDS = 2_000
 NUM_FILLER_UNITS = 50_000
 NUM_DISTINCT_UNITS = 8  # drawn apart at the head of each piece, so that no two pieces share a prefix by chance
-FILLER_IS_UNUSED = "prompts are plain token ids without --filler's text: give --model-path to have that in ids"
 _DRAWN = Struct(f"<{NUM_DISTINCT_UNITS + 1}I")  # those, and where in the units the rest of the piece begins
 
 

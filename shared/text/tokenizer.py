@@ -63,10 +63,13 @@ class Tokenizer:
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and the TEMPLATE_FILES. Raises ModelError."""
         folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.exists():
+            raise ModelError(f"{folder} is not a prepared model: it has no {file.name}")
         try:
-            backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
-            raise ModelError(f"{folder / 'tokenizer.json'} cannot be read as a tokenizer: {error}") from error
+            raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from error
         backend.no_truncation()
         backend.no_padding()
         config_path = folder / "tokenizer_config.json"

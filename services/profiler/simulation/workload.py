@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from loadgen.offline.bodies import fit_backlog
 from loadgen.replay import ReplayPlan
-from loadgen.workload.prompts import FILLER_IS_UNUSED, token_id_prompts
+from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import cap_context
 from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder
 from services.profiler.simulation.requests import Arrivals, Backlog, PreparedBacklog
@@ -41,7 +41,6 @@ class SimulatedWorkload:
         self._wave_size = wave_size
         self._is_endless = is_endless
         self._num_executors, self._num_strict = num_executors, num_strict
-        self.notes: list[str] = []
         capacity = setup.limits.num_blocks * setup.limits.block_size
         self.max_context = min(plan.max_context or setup.spec.max_model_len, setup.spec.max_model_len, capacity)
         encoder = PromptEncoder(plan.model_path)
@@ -52,11 +51,7 @@ class SimulatedWorkload:
         # Texts are cut by the backlog, which has their tokens; only lengths are left to scale here.
         prompts = fit_backlog(plan.prompts, plan.scaling.length_scale, self.max_context, None)
         self.backlog = PreparedBacklog(prompts, encoder, maker.salted("offline"), self.max_context)
-        capped = sum(ours != theirs for ours, theirs in zip(self.requests, plan.requests, strict=True))
-        if capped:
-            self.notes.append(f"{capped} online requests were cut to the context of {self.max_context} tokens")
-        if plan.filler is not None and plan.model_path is None:
-            self.notes.append(FILLER_IS_UNUSED)
+        self.notes = plan.departures(self.requests, self.max_context, in_token_ids=True)
         if not encoder.is_exact and any(prompt.num_prompt_tokens is None for prompt in prompts):
             self.notes.append(
                 f"offline texts count as a token for every {CHARACTERS_PER_TOKEN} characters: give --model-path to "

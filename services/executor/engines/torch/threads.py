@@ -18,8 +18,7 @@ DEFAULTS = {
     # tables with them (benchmarks/engine/huge_pages.py).
     "THP_MEM_ALLOC_ENABLE": "1",
 }
-SET_HERE = DEFAULTS.keys() - os.environ.keys()
-os.environ.update({name: DEFAULTS[name] for name in SET_HERE})
+os.environ.update(DEFAULTS | os.environ)
 
 Loaded = TypeVar("Loaded")
 
