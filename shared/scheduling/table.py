@@ -27,6 +27,7 @@ class RequestTable:
         self._waiting: tuple[OrderedDict[str, Request], OrderedDict[str, Request]] = (OrderedDict(), OrderedDict())
         self._running: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
         self._places: dict[str, int] = {}  # of those that have run, by first start
+        self._told_places: dict[str, int] = {}  # as they were when the owner was last heard
         self._starts = count()
 
     def __contains__(self, request_id: str) -> bool:
@@ -190,13 +191,15 @@ class RequestTable:
             held.move_to_end(request_id, last=False)
 
     def _restore_places(self) -> None:
-        """Of those that run, as they stand; of those that were preempted here, among them as before."""
-        known, self._places = self._places, {}
+        """Of those that run, as they stand; of those that were preempted here, among them as before. One that was
+        thought to have ended and runs on has the place that it had."""
+        known, self._places = self._told_places | self._places, {}
         for running, waiting in zip(self._running, self._waiting, strict=True):
             ran = takewhile(_was_admitted, waiting.values())
             preempted = deque(takewhile(known.__contains__, (request.request_id for request in ran)))
             in_order = _merged(running, preempted, known) if preempted else running
             self._places.update(zip(in_order, self._starts, strict=False))
+        self._told_places = self._places.copy()
 
     def _restore_order(self, counters: ClientCounters | None) -> None:
         self.online_order.restore(counters, chain(*(held[ONLINE].values() for held in (self._running, self._waiting))))

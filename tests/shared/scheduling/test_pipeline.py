@@ -110,6 +110,12 @@ class Executor:
     offline=[(96, 3), (31, 4), (33, 2), (33, 1)],
     max_seqs=4,
 )
+@example(  # one that was thought to have ended runs on, ahead of one that was preempted
+    depth=3,
+    online=[],
+    offline=[(64, 5), (64, 5), (110, 4), (111, 6), (79, 4)],
+    max_seqs=2,
+)
 def test_a_plan_made_ahead_is_the_one_that_would_be_made_in_time(
     preset: str,
     num_blocks: int,

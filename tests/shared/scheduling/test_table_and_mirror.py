@@ -50,6 +50,27 @@ def test_preempted_requests_wait_in_the_order_of_their_first_start_and_run_again
     assert list(table.waiting(Kind.OFFLINE)) == ["c"]
 
 
+@pytest.mark.parametrize("is_running", [True, False], ids=["runs", "was preempted"])
+def test_one_that_was_thought_to_have_ended_has_the_place_that_it_had(is_running: bool) -> None:
+    """It keeps running ahead of those that started after it, or waits ahead of them."""
+    first, second = make_decode("a", Kind.OFFLINE), make_decode("b", Kind.OFFLINE)
+    first.was_admitted = second.was_admitted = True
+    table = make_table()
+    table.replace([first, second])
+    table.preempt(second)
+    table.remove("a")
+    if not is_running:
+        first.num_computed_tokens = first.num_blocks = 0
+    table.replace([first, second])
+    table.check_integrity()
+    second.num_blocks = first.num_blocks = 1
+    table.start(second)
+    if not is_running:
+        table.start(first)
+    table.check_integrity()
+    assert list(table.running(Kind.OFFLINE)) == ["a", "b"]
+
+
 def test_an_id_is_held_once() -> None:
     table = make_table(make_request("a"))
     with pytest.raises(ValueError, match="request a is here already"):
