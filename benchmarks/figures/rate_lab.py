@@ -9,10 +9,9 @@ import typer
 
 from benchmarks.lab.drawn import DurationOption, Lognormal, poisson, uniform_backlog, with_prefix
 from benchmarks.lab.lab import SEED, Bench, Load, Machine, machine_name
-from benchmarks.lab.samples import fitted_model
+from benchmarks.lab.samples import FittedModels
 from loadgen.progress import ReplayProgress
 from loadgen.workload.traces import TraceRequest
-from shared.latency.model import LatencyModel
 
 MACHINES = {
     machine.model: machine
@@ -86,10 +85,8 @@ class RateLab:
     options: RateOptions
     progress: ReplayProgress
     _benches: dict[tuple[Machine, Dataset, float, float, int | None], Bench] = field(init=False, default_factory=dict)
-    _planners: dict[tuple[Machine, str], LatencyModel] = field(init=False, default_factory=dict)
 
-    def bench(self, scene: Scene, dataset: Dataset, rate: float, planner: str = "") -> Bench:
-        """``planner``: that a system names; it is fitted to the scene's machine."""
+    def bench(self, scene: Scene, dataset: Dataset, rate: float) -> Bench:
         machine, wave_size = self.machine(scene), scene.wave_size
         duration_s = self.options.duration
         if scene.num_requests is not None:
@@ -99,16 +96,9 @@ class RateLab:
             size = 0 if wave_size == 0 else max(wave_size or 1, round(duration_s * BACKLOG_PER_S))
             prompts = uniform_backlog(size, random.Random(f"backlog:{SEED}"), OFFLINE_PROMPT, OFFLINE_OUTPUT)
             requests = dataset.arrivals(rate, duration_s, SEED, self.options.preambles)
-            self._benches[key] = Bench(machine, Load(requests, prompts, duration_s, wave_size or None), self.progress)
-        if planner:
-            self._benches[key].planners[planner] = self._planner(machine, planner)
+            load = Load(requests, prompts, duration_s, wave_size or None)
+            self._benches[key] = Bench(machine, load, self.progress, planners=FittedModels(machine))
         return self._benches[key]
-
-    def _planner(self, machine: Machine, name: str) -> LatencyModel:
-        """Made once."""
-        if (machine, name) not in self._planners:
-            self._planners[machine, name] = fitted_model(machine, name)
-        return self._planners[machine, name]
 
     def machine(self, scene: Scene) -> Machine:
         """Raises BadParameter for an unknown model."""

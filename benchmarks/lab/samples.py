@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import cache
 
 from benchmarks.lab.drawn import mixed_load
 from benchmarks.lab.fits import FITS
@@ -14,6 +15,7 @@ from shared.latency.model import LatencyModel
 NOISE = 0.01  # sigma of the lognormal factor on each step's time
 WINDOW = 4096  # samples that the predictor keeps unless told otherwise
 DURATION_S, BUDGET_MS = 60.0, 50.0  # of a schedule
+BOOSTED = "boosted"  # that plans of a running stack are made with
 
 
 def scheduled_shapes(machine: Machine, seed: int) -> list[BatchFeatures]:
@@ -27,9 +29,9 @@ def run_samples(bench: Bench, system: System, value: float | None = None) -> lis
     return timed(bench.shapes(system, value), setup_of(bench.machine).latency)
 
 
-def sweep_samples(bench: Bench) -> list[Observation]:
-    """The batches of the profiler's micro-benchmarks, timed on the bench's machine."""
-    setup, shapes = setup_of(bench.machine), list[BatchFeatures]()
+def sweep_samples(machine: Machine, seed: int = 0) -> list[Observation]:
+    """The batches of the profiler's micro-benchmarks, timed on that machine."""
+    setup, shapes = setup_of(machine), list[BatchFeatures]()
     for measure in sweep_shapes(setup.info("executor-0")):
         features = BatchFeatures()
         for chunk in measure.prefills:
@@ -37,7 +39,7 @@ def sweep_samples(bench: Bench) -> list[Observation]:
         for context_len in measure.decode_context_lens:
             features.add_decode(context_len + 1)
         shapes += [features] * measure.repeats
-    return timed(shapes, setup.latency)
+    return timed(shapes, setup.latency, seed=seed)
 
 
 def timed(
@@ -56,11 +58,24 @@ def window_of(observations: Sequence[Observation]) -> SampleWindow:
     return window
 
 
-def fitted_model(machine: Machine, name: str = "boosted") -> LatencyModel:
-    """Of this kind, by its name in ``FITS``, fitted to batches of a simulated schedule, timed with noise. Plans of a
-    running stack are made with a boosted one."""
-    shapes = scheduled_shapes(machine, seed=1)
+@cache
+def fitted_model(machine: Machine, name: str = BOOSTED) -> LatencyModel:
+    """Of this kind, by its name in ``FITS``, fitted to what a running stack has after its first minute: the profiler's
+    sweep, and the batches of a schedule, timed with noise."""
+    served = timed(scheduled_shapes(machine, seed=1), setup_of(machine).latency, seed=2)
     fit, _ = FITS[name]
-    model = fit(window_of(timed(shapes, setup_of(machine).latency, seed=2)).observations())
+    model = fit(window_of([*sweep_samples(machine, seed=3), *served]).observations())
     assert model is not None, "the samples tell too little"
     return model
+
+
+class FittedModels(dict[str, LatencyModel]):
+    """``fitted_model`` of a machine by its kind, made when it is first asked for. Others may stand beside them."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+
+    def __missing__(self, kind: str) -> LatencyModel:
+        self[kind] = fitted_model(self._machine, kind)
+        return self[kind]

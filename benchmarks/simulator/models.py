@@ -78,7 +78,7 @@ def _panel(
 @benchmark
 def main() -> Results:
     bench = Bench(MACHINE, mixed_load(2.0, DURATION_S, seed=1))
-    truth, sweep = setup_of(MACHINE).latency, sweep_samples(bench)
+    truth, sweep = setup_of(MACHINE).latency, sweep_samples(bench.machine)
     live = window_of(timed(scheduled_shapes(MACHINE, seed=1), truth, seed=2)).observations()
     unseen = timed(scheduled_shapes(MACHINE, seed=3), truth, seed=4)
     table = Table(_caption(), [*_rows("the sweep", sweep, unseen), *_rows("another minute", live, unseen)])

@@ -9,9 +9,9 @@ from PIL import Image
 from benchmarks.figures.kinds.over_time import Timeline
 from benchmarks.figures.papers.hygen import HYGEN as PAPER
 from benchmarks.figures.papers.hygen import LLAMA, QWEN
-from benchmarks.figures.trace_lab import MEAN_TBT, METRICS, P99_TTFT, Setting, TraceLab
+from benchmarks.figures.trace_lab import FITTED, MEAN_TBT, METRICS, P99_TTFT, Setting, TraceLab
 from benchmarks.harness.origin import origin_now
-from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR
+from benchmarks.lab.lab import ONLINE_ONLY, STAR
 
 LEFT = ["setting", "metric", "online only ms", "sarathi++"]
 COLUMNS = {
@@ -44,7 +44,7 @@ def test_a_figure_is_a_table_and_a_picture(name: str, lab: TraceLab, tmp_path: P
 def test_what_is_found_keeps_its_slo_and_a_looser_slo_gives_no_smaller_value(setting: Setting, lab: TraceLab) -> None:
     bench = lab.bench(setting)
     for metric in METRICS:
-        strict, loose = (bench.largest(HYGEN, [metric.slo(tolerance)]) for tolerance in (0.2, 0.5))
+        strict, loose = (bench.largest(FITTED, [metric.slo(tolerance)]) for tolerance in (0.2, 0.5))
         assert strict.value is not None and loose.value is not None
         assert metric.ratio(bench, strict.measured) <= 1.2
         assert metric.ratio(bench, loose.measured) <= 1.5
@@ -55,7 +55,7 @@ def test_what_is_found_keeps_its_slo_and_a_looser_slo_gives_no_smaller_value(set
 def test_two_slos_are_bounded_by_the_tighter(lab: TraceLab) -> None:
     bench = lab.bench(LLAMA)
     slos = [MEAN_TBT.slo(0.5), P99_TTFT.slo(0.5)]
-    both, loose, tight = (bench.largest(HYGEN, each).value for each in (slos, slos[:1], slos[1:]))
+    both, loose, tight = (bench.largest(FITTED, each).value for each in (slos, slos[:1], slos[1:]))
     assert both is not None and loose is not None and tight is not None
     assert both <= tight < loose
 
@@ -69,9 +69,9 @@ def test_an_slo_that_nothing_keeps_lets_no_offline_work_in(lab: TraceLab) -> Non
 
 def test_runs_are_shared(lab: TraceLab) -> None:
     bench = lab.bench(LLAMA)
-    first = bench.largest(HYGEN, [MEAN_TBT.slo(0.2)])
+    first = bench.largest(FITTED, [MEAN_TBT.slo(0.2)])
     assert lab.bench(replace(LLAMA)) is bench
-    assert bench.largest(HYGEN, [MEAN_TBT.slo(0.2)]).measured.online is first.measured.online
+    assert bench.largest(FITTED, [MEAN_TBT.slo(0.2)]).measured.online is first.measured.online
 
 
 def test_a_timeline_adds_up(lab: TraceLab) -> None:

@@ -15,6 +15,7 @@ from benchmarks.harness.page import Result
 from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import System
 from benchmarks.lab.outcome import Measured, Run
+from benchmarks.lab.samples import BOOSTED
 from loadgen.client.records import RequestRecord
 from loadgen.report.metrics import online_report
 from shared.protocol.executors import ExecutorCounters
@@ -35,7 +36,6 @@ QUANTITIES: dict[str, Callable[[Run], float]] = {
     TTFT_P99: lambda run: run.latency_or_zero_ms("ttft_p99"),
     ONLINE_TOKENS: lambda run: run.online.output_tokens_per_s,
 }
-BOOSTED = "boosted"  # the planner
 
 
 def by_rate(
@@ -54,7 +54,7 @@ def by_rate(
     for dataset in scene.datasets:
         for rate in lab.rates(scene):
             for name, system in systems.items():
-                run = lab.bench(scene, dataset, rate, system.planner).run(system, system.budget(budget_ms))
+                run = lab.bench(scene, dataset, rate).run(system, system.budget(budget_ms))
                 values = {quantity: QUANTITIES[quantity](run) for quantity in quantities}
                 where = {"dataset": dataset.name, "requests/s": f"{rate:g}", "system": name}
                 cells = {**where, **_cells(run), **more(run)}
@@ -149,7 +149,7 @@ def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
         system = System.of(name, BOOSTED)
         packing = PACKINGS[system.strategy.packing]
         for rate in lab.rates(scene):
-            bench = lab.bench(scene, dataset, rate, BOOSTED)
+            bench = lab.bench(scene, dataset, rate)
             timed = Timed(packing.schedule, packing.reconcile)
             with patch.object(packing, "schedule", timed.schedule):
                 bench.watch(system, system.budget(lab.options.budget_ms), lambda now_s, totals: None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
+from benchmarks.figures.trace_lab import FITTED, Metric, Setting, TraceLab
 from benchmarks.harness.charts import Curve, Curves, Panel, Point, Style, draw
 from benchmarks.harness.command import Table
 from benchmarks.harness.page import Result
@@ -39,10 +39,10 @@ def prediction_error(
     for setting, reported in papers.items():
         bench = lab.bench(setting)
         truth = setup_of(setting.machine).latency
-        live = run_samples(bench, HYGEN, bench.largest(HYGEN, [metric.slo(tolerance)]).value)
+        live = run_samples(bench, FITTED, bench.largest(FITTED, [metric.slo(tolerance)]).value)
         seen, unseen = window_of(live[: len(live) // 2]).observations(), live[len(live) // 2 :]
         noise = fmean(abs(_error(truth, each)) for each in unseen)
-        for fitted_to, samples in (("the sweep", sweep_samples(bench)), ("the run's first half", seen)):
+        for fitted_to, samples in (("the sweep", sweep_samples(bench.machine)), ("the run's first half", seen)):
             cells = {"setting": bench.name, "fitted to": fitted_to, "samples": f"{len(samples):,}"}
             cells |= error_cells(samples, unseen, kinds)
             rows.append({**cells, "noise alone": f"{100 * noise:.2f}%", "paper": reported})
@@ -113,7 +113,7 @@ def _models(
     linear = fit_linear(live)
     yield "boosted, this workload", OWN, fit_boosted(live)
     yield "linear, this workload", OWN, linear
-    yield "linear, the sweep", OWN, fit_linear(sweep_samples(bench))
+    yield "linear, the sweep", OWN, fit_linear(sweep_samples(bench.machine))
     yield "linear, online only", OWN, fit_linear(window_of(run_samples(bench, ONLINE_ONLY)).observations())
     for setting in elsewhere:
         there = window_of(run_samples(lab.bench(setting), SARATHI)).observations()

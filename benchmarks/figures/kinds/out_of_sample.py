@@ -7,7 +7,7 @@ from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
 from benchmarks.harness.charts import Curves, Point, Style, draw
 from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Result
-from benchmarks.lab.lab import HYGEN, SARATHI, SEED, Bench
+from benchmarks.lab.lab import SARATHI, SEED, Bench, System
 from benchmarks.lab.outcome import Found
 from benchmarks.lab.samples import run_samples, window_of
 from services.predictor.boosted_fit import fit_boosted
@@ -20,7 +20,7 @@ UNSEEN_STYLES: dict[str, Style] = {
     ANOTHER_SEED: ("s", GREEN),
     ANOTHER_TRACE: ("^", ORANGE),
 }
-FITTED = replace(HYGEN, planner="boosted")  # to the steps of the run that budgets are chosen on
+HYGEN = System.of("hygen", "boosted, run")  # fitted to the steps of the run that budgets are chosen on
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ def unseen(
     assert model is not None, "LightGBM cannot be loaded"
     places = list(_places(lab, setting, other_trace, num_windows, num_seeds))
     for _, _, bench in places:
-        bench.planners[FITTED.planner] = model
+        bench.planners[HYGEN.planner] = model
     points, rows, shares = list[Point](), list[Row](), list[Row]()
     for metric in metrics:
-        found = chosen_on.largest(FITTED, [metric.slo(tolerance)])
+        found = chosen_on.largest(HYGEN, [metric.slo(tolerance)])
         runs = [_run(kind, name, bench, metric, found) for kind, name, bench in places]
         for number, run in enumerate(runs):
             values = {"ratio to online only": run.ratio}
@@ -92,7 +92,7 @@ def _places(
 
 
 def _run(kind: str, name: str, bench: Bench, metric: Metric, found: Found) -> Unseen:
-    measured = bench.online_only if found.value is None else bench.run(FITTED, found.value)
+    measured = bench.online_only if found.value is None else bench.run(HYGEN, found.value)
     return Unseen(kind, name, metric.ratio(bench, measured), measured.offline_tokens_per_s)
 
 

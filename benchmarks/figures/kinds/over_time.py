@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from statistics import StatisticsError, correlation, fmean
 
-from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
+from benchmarks.figures.trace_lab import FITTED, Metric, Setting, TraceLab
 from benchmarks.harness.charts import Curve, Panel, draw
 from benchmarks.harness.command import Row, Table, formatted
 from benchmarks.harness.page import Result
-from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR
+from benchmarks.lab.lab import ONLINE_ONLY, STAR
 from loadgen.client.records import RequestRecord
 from shared.pictures import BLUE, GREY, PINK, SKY
 from shared.protocol.executors import ExecutorCounters
@@ -56,7 +56,7 @@ def over_time(lab: TraceLab, setting: Setting, metric: Metric, strict: float, lo
     bench = lab.bench(setting)
     offline: list[Curve] = []
     rows: list[Row] = []
-    for system, tolerance, colour in ((HYGEN, loose, SKY), (HYGEN, strict, BLUE), (STAR, strict, PINK)):
+    for system, tolerance, colour in ((FITTED, loose, SKY), (FITTED, strict, BLUE), (STAR, strict, PINK)):
         slo = f"{metric.label} +{100 * tolerance:.0f}%"
         found = bench.largest(system, [metric.slo(tolerance)])
         timeline = Timeline(bench.load.duration_s)

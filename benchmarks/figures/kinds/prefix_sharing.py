@@ -10,6 +10,7 @@ from benchmarks.harness.charts import Curves, Point, Style
 from benchmarks.harness.page import Result
 from benchmarks.lab.few_shots import as_token_ids, few_shot_prompts, token_ids_of
 from benchmarks.lab.lab import SEED, Bench, System, setup_of
+from benchmarks.lab.samples import BOOSTED
 from loadgen.workload.backlog import OfflinePrompt
 from shared.pictures import BLUE, GREEN, GREY
 from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
@@ -32,7 +33,7 @@ def prefix_sharing(lab: TraceLab, setting: Setting, budgets_ms: Sequence[float])
     small = replace(setting.machine, kv_blocks=setup_of(setting.machine).limits.num_blocks // SMALL_CACHE_SHARE)
     cached = lab.bench_with(setting, prompts, duration_s)
     pressed = lab.bench_with(replace(setting, machine=small), prompts, duration_s)
-    systems = {order: System.of("hygen", offline_order=order) for order in ORDERS}
+    systems = {order: System.of("hygen", BOOSTED, offline_order=order) for order in ORDERS}
     deducted = {
         order: (lab.bench_with(setting, without_shared(in_order(prompts, order)), duration_s), systems["fcfs"])
         for order in ("fcfs", "psm")

@@ -5,11 +5,22 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from benchmarks.figures.trace_lab import MEAN_TBT, NO_SLO, OURS, P99_TTFT, THEIRS, Kept, Metric, Setting, TraceLab
+from benchmarks.figures.trace_lab import (
+    FITTED,
+    MEAN_TBT,
+    NO_SLO,
+    OURS,
+    P99_TTFT,
+    THEIRS,
+    Kept,
+    Metric,
+    Setting,
+    TraceLab,
+)
 from benchmarks.harness.charts import Curves, Point, Style
 from benchmarks.harness.command import Row, formatted
 from benchmarks.harness.page import Result
-from benchmarks.lab.lab import HYGEN, Bench, setup_of
+from benchmarks.lab.lab import Bench, setup_of
 from benchmarks.lab.outcome import Measured
 from shared.pictures import BLUE, GREY, ORANGE, PINK, RED
 
@@ -25,7 +36,7 @@ def naive_budgets(lab: TraceLab, settings: Sequence[Setting]) -> Result:
         bench = lab.bench(setting)
         for tolerance in lab.options.tolerances:
             slo_ms = (1 + tolerance) * bench.online_only.latency_ms(MEAN_TBT.name)
-            naive, found = bench.run(HYGEN, slo_ms), bench.largest(HYGEN, [MEAN_TBT.slo(tolerance)])
+            naive, found = bench.run(FITTED, slo_ms), bench.largest(FITTED, [MEAN_TBT.slo(tolerance)])
             for series, budget, measured in ((NAIVE, f"{slo_ms:.1f}", naive), (PROFILED, found.text, found.measured)):
                 cells = _under_slo(series, bench, MEAN_TBT, tolerance, budget, measured)
                 ratio = {"mean TBT, ratio to online only": MEAN_TBT.ratio(bench, measured)}
@@ -41,8 +52,8 @@ def two_slos(lab: TraceLab, settings: Sequence[Setting], tolerances: Sequence[fl
     for setting in settings:
         bench = lab.bench(setting)
         for tolerance in tolerances:
-            alone = bench.largest(HYGEN, [MEAN_TBT.slo(tolerance)])
-            found = bench.largest(HYGEN, [MEAN_TBT.slo(tolerance), P99_TTFT.slo(ttft_tolerance)])
+            alone = bench.largest(FITTED, [MEAN_TBT.slo(tolerance)])
+            found = bench.largest(FITTED, [MEAN_TBT.slo(tolerance), P99_TTFT.slo(ttft_tolerance)])
             bounding = MEAN_TBT if found.value == alone.value else P99_TTFT
             for metric, own in ((MEAN_TBT, tolerance), (P99_TTFT, ttft_tolerance)):
                 cells = _under_slo(metric.label, bench, metric, own, found.text, found.measured)
@@ -91,7 +102,7 @@ def rates_by_metric(
     for qps in rates:
         bench = lab.bench(replace(setting, qps=qps))
         for metric in metrics:
-            found = bench.largest(HYGEN, [metric.slo(tolerance)])
+            found = bench.largest(FITTED, [metric.slo(tolerance)])
             cells = {"requests/s": f"{qps:g}"}
             cells |= _under_slo(metric.label, bench, metric, tolerance, found.text, found.measured)
             ratio = {"ratio to online only": metric.ratio(bench, found.measured)}
@@ -140,7 +151,7 @@ def budgets(lab: TraceLab, setting: Setting, budgets_ms: Sequence[float], times_
     points = []
     for label, bench in caches.items():
         for budget_ms in budgets_ms:
-            run = bench.run(HYGEN, budget_ms)
+            run = bench.run(FITTED, budget_ms)
             cells = {
                 "KV cache": label,
                 "budget ms": f"{budget_ms:g}",

@@ -18,6 +18,7 @@ from benchmarks.figures.rate_lab import Dataset, RateLab, RateOptions, Scene
 from benchmarks.harness.page import Figure, Page, Paper
 from benchmarks.lab.drawn import Lognormal
 from benchmarks.lab.lab import ONLINE_ONLY, SLO, System
+from benchmarks.lab.samples import BOOSTED
 from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
 
 SHAREGPT = Dataset("ShareGPT", Lognormal(222.76, 256.36), Lognormal(234.51, 268.50))  # Table 2
@@ -42,26 +43,25 @@ KV: dict[str, dict[str, str]] = {  # sharing and eviction
     "recompute, online-first": {"kv_sharing": "recompute", "kv_eviction": "online-first"},
     "keep-resident": {"kv_sharing": "keep-resident"},
 }
-BROS_BY_KV = {name: System.of("bros", **KV[name]) for name in ("bidirectional", "recompute", "keep-resident")}
-HYGEN_BY_KV = {name: System.of("hygen", **given) for name, given in KV.items()}
-BY_PRESET = {name: System.of(name) for name in ("bros", "hygen", "round-robin", "fcfs")}
-WITHOUT_OFFLINE = {"bros": System.of("bros", kv_sharing="recompute"), "fcfs": System.of("fcfs")}
+fitted = partial(System.of, planner=BOOSTED)
+BROS_BY_KV = {name: fitted("bros", **KV[name]) for name in ("bidirectional", "recompute", "keep-resident")}
+HYGEN_BY_KV = {name: fitted("hygen", **given) for name, given in KV.items()}
+BY_PRESET = {name: fitted(name) for name in ("bros", "hygen", "round-robin", "fcfs")}
+WITHOUT_OFFLINE = {"bros": fitted("bros", kv_sharing="recompute"), "fcfs": System.of("fcfs")}
 NEVER_MS = 600_000.0
 BY_WAIT = {  # due alike and never late, so that who has waited longest is next
     "fcfs": System.of("fcfs"),
-    "longest wait first": System.of("bros", ttft_slo_ms=NEVER_MS, tpot_slo_ms=NEVER_MS, kv_sharing="recompute"),
+    "longest wait first": fitted("bros", ttft_slo_ms=NEVER_MS, tpot_slo_ms=NEVER_MS, kv_sharing="recompute"),
 }
 HURRIED_MS = 30.0
-BY_GROUP = {
-    f"groups of {size}": System.of("bros", tpot_slo_ms=HURRIED_MS, slo_group_tokens=size) for size in (1, 4, 16)
-}
+BY_GROUP = {f"groups of {size}": fitted("bros", tpot_slo_ms=HURRIED_MS, slo_group_tokens=size) for size in (1, 4, 16)}
 BY_PLANNER = {
     "what steps take": System.of("bros"),
-    "boosted": System.of("bros", "boosted"),
+    "boosted": fitted("bros"),
     "BROS's lines": System.of("bros", "bros"),
 }
 BY_ROOM = {
-    f"{preset}, {room:g}": System.of(preset, growth_room=room)
+    f"{preset}, {room:g}": fitted(preset, growth_room=room)
     for preset, rooms in (("bros", (0.0, 0.25, 1.0)), ("hygen", (0.0, 1.0)), ("online-only", (0.0, 1.0)))
     for room in rooms
 }
