@@ -24,6 +24,8 @@ Answer = TypeVar("Answer")
 
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; A-Z, a-z, 0-9, _ and -.")]
 
+WHO_NEEDS_ONE = 'Clients need one where others can connect, or everywhere: [gateway] require_keys = "always".'
+
 key_app = typer.Typer(no_args_is_help=True)
 
 
@@ -38,7 +40,7 @@ def create(*, name: KeyName, terms: KeyTermOptions, stack: BusOptions, as_json: 
         print(json_text({"name": name, "key": key}))
     else:
         print(key)
-        print("Keep it: it is not shown again.", file=sys.stderr)
+        print(f"Keep it: it is not shown again. {WHO_NEEDS_ONE}", file=sys.stderr)
 
 
 @key_app.command()

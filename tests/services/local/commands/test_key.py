@@ -34,7 +34,8 @@ def test_organization_and_quotas_are_made_shown_and_changed(
 
 
 def test_a_new_key_is_an_admin_only_where_that_is_said(tmp_path: Path) -> None:
-    assert key_command("create", "user", data_dir=tmp_path)[0] == 0
+    status, key, told = key_command("create", "user", data_dir=tmp_path)
+    assert status == 0 and key.startswith("sk-") and 'require_keys = "always"' in told
     assert key_command("create", "operator", "--endpoints", "all", data_dir=tmp_path)[0] == 0
     shown = listed(tmp_path)
     assert "admin" not in str(shown["user"]["endpoints"]) and shown["operator"]["endpoints"] is None
