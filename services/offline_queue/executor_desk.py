@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 CACHE_WAIT_S = 2.0
 SETTLE_S = 5.0  # so long after an executor came or went, another may come that is larger
 SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more, as far as we know
+LOOK_S = 1.0  # between two looks for such
 
 
 class ExecutorDesk:
@@ -213,7 +214,7 @@ class ExecutorDesk:
     async def _watch_silence(self) -> None:
         """What a silent executor held waits again; if it speaks again, its next step message settles who has what."""
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(LOOK_S)
             for attached in self._attached.values():
                 if not attached.is_silent and self._hearing.silent_s(attached.seen_s) > SILENCE_S:
                     self._give_up(attached, "silent")

@@ -15,7 +15,8 @@ from shared.bus.connection import FAILURES, FencedClient
 from shared.protocol.codec import encode_record
 
 FETCH_BYTES = 16 * 1024**2  # in memory at once, where no message is larger
-FETCH_WAIT_S = 25.0  # at the server, for messages that come: less than it keeps a consumer without requests
+FETCH_WAIT_S = 25.0  # at the server, for messages that come
+KEPT_S = 30.0  # that it keeps a consumer without requests: longer than they wait
 BEAT_S = 5.0  # between its words meanwhile
 LATE_S = 1.0  # that they may be
 STILL_WAITS, WAITED_IN_VAIN = "100", "408"  # what it says then, by NATS's ADR-13 and ADR-37

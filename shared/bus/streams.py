@@ -24,7 +24,7 @@ from nats.js.api import (
 )
 
 from shared.bus.connection import FAILURES, OPERATION_TIMEOUT_S, Connection, failing_as
-from shared.bus.pulls import FORGOTTEN, WAITED_IN_VAIN, Pulls
+from shared.bus.pulls import FORGOTTEN, KEPT_S, WAITED_IN_VAIN, Pulls
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
@@ -239,7 +239,7 @@ class Streams(Connection):
                 opt_start_seq=None if newest_only else last + 1,
                 filter_subject=subject,
                 headers_only=newest_only,
-                inactive_threshold=30.0,
+                inactive_threshold=KEPT_S,
                 mem_storage=True,
             )
             try:

@@ -13,12 +13,12 @@ from shared.protocol import subjects
 from shared.protocol.executors import Heartbeat
 from shared.protocol.services import ServiceStatus
 from shared.watch.stack_status import set_draining
+from tests.checker.violation import Limits
 from tests.faults.load.client import NO_TLS, Clients
 from tests.faults.stack.stack import Stack
 
 WELL_S = 180.0  # until which it has to be
-GONE_S = 60.0  # in which what nobody needs has to go
-LOOK_S, BEATS_S = 0.5, 2.5
+LOOK_S = 0.5
 LINES_OBJECT = ".lines"
 
 
@@ -37,13 +37,13 @@ async def become_well(stack: Stack) -> dict[str, int]:
         return missing
 
 
-async def left_over(stack: Stack, clients: Clients) -> dict[str, int]:
+async def left_over(stack: Stack, clients: Clients, limits: Limits) -> dict[str, int]:
     """What is there that nobody needs, counted, once it has had time to go."""
     async with stack.bus() as bus:
         counts: dict[str, int] = {}
-        until_s = stack.now() + GONE_S
+        until_s = stack.now() + limits.gone_s
         while stack.now() < until_s:
-            counts = await _told(lambda: _counts(stack, bus, clients))
+            counts = await _told(lambda: _counts(stack, bus, clients, limits.beats_s))
             if not any(counts.values()):
                 break
             await asyncio.sleep(LOOK_S)
@@ -78,8 +78,8 @@ async def _missing(stack: Stack, bus: Bus) -> dict[str, int]:
     return dict.fromkeys(ill, 1)
 
 
-async def _counts(stack: Stack, bus: Bus, clients: Clients) -> dict[str, int]:
-    beats = await _beats(bus)
+async def _counts(stack: Stack, bus: Bus, clients: Clients, beats_s: float) -> dict[str, int]:
+    beats = await _beats(bus, beats_s)
     silent = {name: 1 for name in stack.shape.executors if name not in beats}
     counts = {f"no heartbeat of {name}": count for name, count in silent.items()}
     for name, beat in sorted(beats.items()):
@@ -94,7 +94,7 @@ async def _counts(stack: Stack, bus: Bus, clients: Clients) -> dict[str, int]:
     return counts
 
 
-async def _beats(bus: Bus) -> dict[str, Heartbeat]:
+async def _beats(bus: Bus, within_s: float) -> dict[str, Heartbeat]:
     """The last of each executor in a while."""
     beats: dict[str, Heartbeat] = {}
 
@@ -102,7 +102,7 @@ async def _beats(bus: Bus) -> dict[str, Heartbeat]:
         beats[beat.info.executor_id] = beat
 
     listening = await bus.subscribe(subjects.HEARTBEATS, Heartbeat, on_beat)
-    await asyncio.sleep(BEATS_S)
+    await asyncio.sleep(within_s)
     await listening.stop()
     return beats
 

@@ -111,7 +111,7 @@ class Campaign:
         """At what there is when all is well."""
         history = self._stack.history
         await self._ask_all(clients)
-        history.left_over = await left_over(self._stack, clients)
+        history.left_over = await left_over(self._stack, clients, self._limits)
         for server in clients.urls:
             await files.list_all(clients, server)
         kept = [file for file in history.files if file.file_id in contents]

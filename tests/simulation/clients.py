@@ -13,7 +13,7 @@ import httpx
 from shared.bus import Bus
 from tests.checker.history import History
 from tests.faults.load import batches, files, keys, streams
-from tests.faults.load.client import TIMEOUT, Clients
+from tests.faults.load.client import STREAM_S, TIMEOUT, Clients
 from tests.faults.load.questions import Questions
 from tests.simulation.http import Network
 from tests.simulation.setup import CLIENTS_KEY, Pace
@@ -34,8 +34,10 @@ class VirtualClients(Clients):
         seed: str,
         slowness: float = 1.0,
         traffic: Traffic | None = None,
+        stream_s: float = STREAM_S,
     ) -> None:
-        super().__init__({name: f"http://{name}" for name in servers}, CLIENTS_KEY, history, now, random.Random(seed))
+        urls = {name: f"http://{name}" for name in servers}
+        super().__init__(urls, CLIENTS_KEY, history, now, random.Random(seed), stream_s)
         self._network = network
         self._slowness = slowness
         self._traffic = traffic or Traffic()

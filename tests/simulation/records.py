@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 class Record(msgspec.Struct, frozen=True):
     """``digest``: of the run's log; ``hours``: virtual ones; ``cpu_s``: that they took; ``violations``: (invariant, how
-    it was broken). The rest is as of a ``Summary``."""
+    it was broken); ``setup``: the stack that was drawn. The rest is as of a ``Summary``."""
 
     order: Order
     digest: str
@@ -37,6 +38,7 @@ class Record(msgspec.Struct, frozen=True):
     beside: dict[str, float]
     beside_alone: dict[str, float]
     violations: list[tuple[str, str]]
+    setup: dict[str, Any] = {}
 
     @classmethod
     def of(cls, outcome: Outcome) -> Record:
@@ -58,6 +60,7 @@ class Record(msgspec.Struct, frozen=True):
             beside=summary.pauses.beside,
             beside_alone=summary.pauses.beside_alone,
             violations=[(each.invariant, each.what) for each in summary.violations],
+            setup=outcome.setup.told(),
         )
 
     def summary(self) -> Summary:

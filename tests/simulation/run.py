@@ -6,15 +6,17 @@ import asyncio
 import atexit
 import functools
 import json
+import logging
 import random
 import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
 import msgspec
@@ -28,6 +30,7 @@ from tests.faults.load.questions import Questions, chats, schemas, texts, tools
 from tests.faults.summary import Summary
 from tests.services.gateway.tool_models import make_model
 from tests.simulation.faults import KINDS, Fault, draw_faults, only
+from tests.simulation.knobs import turned
 from tests.simulation.log import RunLog, logging_to
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.services import files_read_once
@@ -37,6 +40,8 @@ from tests.simulation.traffic import MIXED, Traffic
 from tests.simulation.world import World
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 BEGIN_S = 30.0  # until the first fault
 CALM_S = 30.0  # without one before the end
@@ -60,6 +65,7 @@ class Outcome:
     """``digest``: of the log; ``hours``: virtual ones; ``cpu_s``: that they took; ``num_turns``: of the loop."""
 
     order: Order
+    setup: Setup
     faults: list[Fault]
     digest: str
     num_log_lines: int
@@ -85,12 +91,13 @@ def faults_of(order: Order) -> list[Fault]:
 def simulate(order: Order, log: TextIO | None = None) -> Outcome:
     """Run it in this interpreter, which is its own for as long."""
     right, seed, start_s = right_answers(), str(order.seed), processor_s()
-    until_s, faults = order.hours * 3600.0, faults_of(order)
+    until_s, faults, setup = order.hours * 3600.0, faults_of(order), draw_setup(seed)
     summary, events = Summary(), list[Event]()
 
     async def run(folder: Path) -> float:
         traffic = Traffic.draw(order.traffic, seed, 0.0, until_s)
-        world = World(seed, draw_setup(seed), Pace(), model_path(), folder, traffic)
+        logger.info("setup", extra=setup.told())
+        world = World(seed, setup, Pace(), model_path(), folder, traffic)
         try:
             await world.begin()
             questions = short_questions()
@@ -105,13 +112,16 @@ def simulate(order: Order, log: TextIO | None = None) -> Outcome:
         return world.now()
 
     with tempfile.TemporaryDirectory() as folder:
-        at_s, digest, num_lines, num_turns = in_virtual_time(seed, lambda: run(Path(folder)), log)
+        at_s, digest, num_lines, num_turns = in_virtual_time(seed, lambda: run(Path(folder)), log, setup.knobs)
     cpu_s = processor_s() - start_s
-    return Outcome(order, faults, digest, num_lines, at_s / 3600.0, cpu_s, num_turns, summary, events)
+    return Outcome(order, setup, faults, digest, num_lines, at_s / 3600.0, cpu_s, num_turns, summary, events)
 
 
 def in_virtual_time(
-    seed: str, main: Callable[[], Coroutine[Any, Any, T]], log: TextIO | None = None
+    seed: str,
+    main: Callable[[], Coroutine[Any, Any, T]],
+    log: TextIO | None = None,
+    knobs: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[T, str, int, int]:
     """What ``main`` returns; the digest of the log and its lines; the turns that the loop took."""
     lasting = random.Random(f"{seed}:threads")
@@ -120,6 +130,7 @@ def in_virtual_time(
     with ExitStack() as stack:
         stack.enter_context(logging_to(handler))
         stack.enter_context(files_read_once())
+        stack.enter_context(turned(knobs))
         stack.enter_context(taken_over(loop, seed))
         try:
             returned = loop.run_until_complete(main())

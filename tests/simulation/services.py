@@ -88,6 +88,7 @@ def _gateway(machine: Machine, name: str, process: Process, clock: Clock) -> Cal
         require_keys="always",
         api_key=CLIENTS_KEY,
         max_waiting_requests=machine.setup.max_waiting_requests,
+        drain_s=machine.setup.drain_s,
     )
     return lambda bus: GatewayService(
         bus, settings, clock, functools.partial(VirtualHttpServer, machine.network, process)
@@ -102,6 +103,7 @@ def _executor(machine: Machine, name: str, process: Process, clock: Clock) -> Ca
         executor_id=name,
         engine="sim",
         kv_blocks=setup.kv_blocks,
+        block_size=setup.block_size,
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.max_num_batched_tokens,
         max_model_len=setup.max_model_len,
@@ -109,6 +111,7 @@ def _executor(machine: Machine, name: str, process: Process, clock: Clock) -> Ca
         sim_time_scale=setup.sim_time_scale,
         sim_mean_output_tokens=setup.mean_output_tokens,
         step_timeout_s=setup.step_timeout_s,
+        drain_on_stop_s=setup.drain_on_stop_s,
         strategy=setup.strategy,
         role=setup.role(name).value,
     )
@@ -121,15 +124,22 @@ def _executor(machine: Machine, name: str, process: Process, clock: Clock) -> Ca
 
 
 def _offline_queue(machine: Machine, name: str, process: Process, clock: Clock) -> Callable[[Bus], Service]:
+    setup = machine.setup
     settings = OfflineQueueSettings(
-        model_path=machine.model_path, model_name=MODEL, strategy=machine.setup.strategy, pool_mb=machine.setup.pool_mb
+        model_path=machine.model_path,
+        model_name=MODEL,
+        strategy=setup.strategy,
+        block_size=setup.block_size,
+        pool_mb=setup.pool_mb,
+        max_flex_requests=setup.max_flex_requests,
     )
     return prepared(settings, clock)
 
 
 def _predictor(machine: Machine, name: str, process: Process, clock: Clock) -> Callable[[Bus], Service]:
     # a fit takes no virtual time, by which its rate would be bounded
-    settings = PredictorSettings(latency_model=machine.setup.latency_model, refit_interval_s=1800.0)
+    setup = machine.setup
+    settings = PredictorSettings(latency_model=setup.latency_model, window=setup.window, refit_interval_s=1800.0)
     return lambda bus: Predictor(bus, settings, clock)
 
 

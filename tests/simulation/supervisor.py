@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 KILLED, GRACEFUL = -9, 0
 FIRST_PID = 1000
 DISTURBED_S = 90.0  # after a fault: that a bus without power is gone, pings tell in a minute
-GATEWAY_S = 20.0  # more than others, for open answers
 HANG = "hang"
 
 
@@ -42,11 +41,15 @@ class Supervisor:
     """By names of services. A fault gives the ``reason`` for which it ends a process: one that ends without is not as
     it should be."""
 
-    def __init__(self, loop: VirtualLoop, machine: Machine, seen: history.History) -> None:
+    def __init__(
+        self, loop: VirtualLoop, machine: Machine, seen: history.History, disturbed_s: float = DISTURBED_S
+    ) -> None:
+        """``disturbed_s``: after a fault a process may still end by it."""
         self.kept: dict[str, Kept] = {}
         self._loop = loop
         self._machine = machine
         self._seen = seen
+        self._disturbed_s = disturbed_s
         self._last_pid = FIRST_PID
         self._context = copy_context()  # of nobody
 
@@ -79,7 +82,7 @@ class Supervisor:
         process = kept.process
         if process is not None:
             kept.reason = reason
-            start, grace_s = kept.seen.starts[-1], GRACE_S + (GATEWAY_S if name.startswith("gateway") else 0.0)
+            start, grace_s = kept.seen.starts[-1], GRACE_S + self._machine.setup.drain_s_of(name)
             if start.told_s is None:
                 start.told_s, start.grace_s = self._loop.time(), grace_s
             process.terminate()
@@ -128,7 +131,7 @@ class Supervisor:
         """Of one that ended by an error: what was done to it, or to its bus, where that may end it; empty for none."""
         now_s = self._loop.time()
         done = (each for each in self._seen.events if each.concerns(process.name))
-        kinds = [each.kind for each in done if each.overlaps(now_s, now_s, DISTURBED_S)]
+        kinds = [each.kind for each in done if each.overlaps(now_s, now_s, self._disturbed_s)]
         if isinstance(process.error, EngineLostError):
             return HANG if HANG in kinds else ""
         is_settled = process.at_work_s is not None and now_s - process.at_work_s >= SETTLED_S

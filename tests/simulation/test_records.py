@@ -10,6 +10,7 @@ from tests.checker.violation import Violation
 from tests.faults.summary import Summary
 from tests.simulation.records import Record, RecordFile
 from tests.simulation.run import Order, Outcome
+from tests.simulation.setup import draw_setup
 from tests.simulation.totals import Totals
 
 
@@ -18,7 +19,8 @@ def _outcome(seed: int, *violations: Violation) -> Outcome:
         Counter(kill=2, cut=seed), Counter(done=5), Counter(completed=1), 30, 2, 1, Pauses(seed, {"kill": 1.5}, {})
     )
     summary.violations = list(violations)
-    return Outcome(Order(seed, 0.5, ("kill",)), [], f"digest {seed}", 9, 0.5, 1.25, 100, summary, [])
+    setup = draw_setup(str(seed))
+    return Outcome(Order(seed, 0.5, ("kill",)), setup, [], f"digest {seed}", 9, 0.5, 1.25, 100, summary, [])
 
 
 def test_totals_of_a_file_are_those_of_its_runs(tmp_path: Path) -> None:
@@ -35,6 +37,7 @@ def test_totals_of_a_file_are_those_of_its_runs(tmp_path: Path) -> None:
     assert read == told
     assert (read.hours, read.cpu_s, read.num_runs, read.digest) == (1.5, 3.75, 3, "digest 3")
     assert read.wrong == [found[1].order]
+    assert [record.setup for record in file.read()] == [outcome.setup.told() for outcome in found]
     assert read.summary.events == {"kill": 6, "cut": 6} and read.summary.pauses.longest_s == 3
     assert [(each.invariant, each.what) for each in read.summary.violations] == [(wrong.invariant, wrong.what)]
 

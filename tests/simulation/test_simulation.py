@@ -1,6 +1,7 @@
 """Whole runs: the same seed gives the same, and nothing is broken."""
 
 import io
+import json
 
 import pytest
 
@@ -22,6 +23,7 @@ def test_the_same_seed_gives_the_same_run_to_the_byte() -> None:
     assert not differing[:1]
     assert first.digest == second.digest
     assert first.num_turns == second.num_turns
+    assert json.dumps(first.setup.told()) in log.splitlines()[0]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

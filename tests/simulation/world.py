@@ -20,25 +20,26 @@ from shared.protocol.handover import Taken
 from shared.protocol.services import ServiceStatus
 from tests.checker.check import violations
 from tests.checker.history import History, Start
-from tests.checker.violation import Limits, Violation
+from tests.checker.violation import Violation
 from tests.faults.calm import left_over
 from tests.faults.load import files, keys, streams
 from tests.faults.load.questions import Questions
 from tests.simulation.clients import Load, VirtualClients, connecting
 from tests.simulation.faults import Fault
 from tests.simulation.http import Network
+from tests.simulation.knobs import later_s, limits_of
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.nats import MemoryServer
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.services import Machine
 from tests.simulation.setup import Pace, Setup
-from tests.simulation.supervisor import Supervisor
+from tests.simulation.supervisor import DISTURBED_S, Supervisor
 from tests.simulation.takeover import START_UNIX_S
 from tests.simulation.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
-WELL_S = 300.0  # until which all has to be well after the last fault
+WELL_S = 300.0  # until which all has to be well after the last fault, as a rule
 LOOK_S = 2.0
 STARTING_S = 15.0  # until which a gateway that was started again may not listen
 CALM_STREAMS = 2  # of each kind, at each gateway
@@ -67,9 +68,11 @@ class World:
             max_payload=8 * 1024**2,
         )
         machine = Machine(setup, self.nats, model_path, folder, self.network)
-        self.supervisor = Supervisor(loop, machine, self.history)
+        later = later_s(setup.knobs)
+        self.supervisor = Supervisor(loop, machine, self.history, DISTURBED_S + later)
         self.takers: Counter[str] = Counter()  # of requests that moved, executors
-        self.limits = Limits(late_s=0.0)  # computing takes no time
+        self.limits = limits_of(setup.knobs)
+        self._well_s = WELL_S + 2.0 * later
         self._pace = pace
         self._traffic = traffic
         self._nemesis = Nemesis(self)
@@ -97,7 +100,8 @@ class World:
 
     def clients(self, name: str, slowness: float = 1.0) -> VirtualClients:
         seed = f"{self.seed}:{name}"
-        return VirtualClients(self.network, self.gateways, self.history, self.now, seed, slowness, self._traffic)
+        whose = self.network, self.gateways, self.history, self.now, seed
+        return VirtualClients(*whose, slowness, self._traffic, self.limits.stream_s)
 
     async def begin(self) -> None:
         """Start everything; returns when all is well. Raises AssertionError where it does not come to be."""
@@ -137,9 +141,9 @@ class World:
         self.takers[taken.taker.executor_id] += 1
 
     async def become_well(self) -> list[str]:
-        """Every process answers and says that it is well, and every gateway is ready; what is still missing after
-        ``WELL_S``."""
-        until_s, missing = self.now() + WELL_S, ["a look"]
+        """Every process answers and says that it is well, and every gateway is ready; what is still missing when there
+        was time for it."""
+        until_s, missing = self.now() + self._well_s, ["a look"]
         while missing and self.now() < until_s:
             try:
                 async with self.bus() as bus:
@@ -175,7 +179,7 @@ class World:
                 for question in clients.rng.sample(questions.long, CALM_STREAMS)
             )
         )
-        self.history.left_over = await left_over(cast(Any, self), clients)
+        self.history.left_over = await left_over(cast(Any, self), clients, self.limits)
         for server in self.gateways:
             await files.list_all(clients, server)
         await files.read_everywhere(clients, load.contents)

@@ -49,7 +49,6 @@ class Sweep:
     info: ExecutorInfo
     on_progress: Progress
     limit_s: float = LIMIT_S
-    silence_s: float = SILENCE_S
     _measured: list[MeasuredShape] = field(init=False, default_factory=list)
     _best_ms_per_token: float | None = field(init=False, default=None)
 
@@ -106,11 +105,11 @@ class Sweep:
         asking = asyncio.create_task(
             self.bus.request(subjects.measure(executor_id), shape, MeasuredShape, timeout_s), name="measure"
         )
-        silent = asyncio.create_task(self.load.wait_silent(executor_id, self.silence_s), name="silent")
+        silent = asyncio.create_task(self.load.wait_silent(executor_id, SILENCE_S), name="silent")
         try:
             await asyncio.wait((asking, silent), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                raise ExecutorSilentError(f"executor {executor_id} gave no heartbeat for {self.silence_s:g} s")
+                raise ExecutorSilentError(f"executor {executor_id} gave no heartbeat for {SILENCE_S:g} s")
             return asking.result()
         except NoResponderError as error:
             if self._left_s() > 0:

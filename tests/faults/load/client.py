@@ -18,20 +18,29 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # made once: httpx reads all c
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 AGAIN_S = 0.5
 TRIED_S = 120.0
+STREAM_S = 240.0  # longer than any answer may take, as a rule
 BUSY = frozenset({429, 500, 502, 503})  # it is tried again
 SERVER_ERROR, UNAVAILABLE = 500, 503
 
 
 class Clients:
-    """What the clients of one campaign share. ``is_over``: no new work is begun."""
+    """What the clients of one campaign share. ``is_over``: no new work is begun; ``stream_s``: longer than any answer
+    may take."""
 
     def __init__(
-        self, urls: Mapping[str, str], key: str, history: History, now: Callable[[], float], rng: random.Random
+        self,
+        urls: Mapping[str, str],
+        key: str,
+        history: History,
+        now: Callable[[], float],
+        rng: random.Random,
+        stream_s: float = STREAM_S,
     ) -> None:
         self.urls = urls
         self.history = history
         self.now = now
         self.rng = rng
+        self.stream_s = stream_s
         self.is_over = asyncio.Event()
         self._headers = {"Authorization": f"Bearer {key}"}
 

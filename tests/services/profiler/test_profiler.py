@@ -258,7 +258,8 @@ async def test_a_sweep_measures_no_other_incarnation(bus: Bus, tmp_path: Path, p
     assert await models.keys() == {"other"}
 
 
-async def test_a_sweep_ends_when_the_heartbeats_stop_and_not_before(bus: Bus) -> None:
+async def test_a_sweep_ends_when_the_heartbeats_stop_and_not_before(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.profiler.sweep.sweep.SILENCE_S", 0.5)
     load = LoadWatch(bus)
     await load.start()
     asked, never = asyncio.Event(), asyncio.Event()
@@ -270,7 +271,7 @@ async def test_a_sweep_ends_when_the_heartbeats_stop_and_not_before(bus: Bus) ->
 
     executor = MeasuringExecutor(bus, executor_info())
     await bus.serve(subjects.measure("executor-0"), MeasureShape, hang)
-    sweep = Sweep(bus, load, SystemClock(), executor.info, lambda measured, total: None, silence_s=0.5)
+    sweep = Sweep(bus, load, SystemClock(), executor.info, lambda measured, total: None)
     running_sweep = asyncio.create_task(sweep.run())
     await asked.wait()
     for _ in range(10):
