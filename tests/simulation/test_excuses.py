@@ -56,6 +56,19 @@ def test_who_ends_by_itself_is_excused_by_what_was_done_to_it(
     assert in_virtual_time("1", main)[0] == excuse
 
 
+@pytest.mark.parametrize(("more_s", "excuse"), [(0.0, ""), (5.0, "cut")])
+def test_with_slower_knobs_a_fault_is_felt_for_longer(more_s: float, excuse: str) -> None:
+    async def main() -> str:
+        loop = cast(VirtualLoop, asyncio.get_running_loop())
+        supervisor = Supervisor(loop, cast(Machine, None), History(events=[LONG_AGO]), DISTURBED_S + more_s)
+        process = Process(loop, "executor-0", 1, lambda process, status: None)
+        process.error = BusError("away")
+        await asyncio.sleep(NOW_S)
+        return supervisor._excuse(process, Start(0.0, 1))
+
+    assert in_virtual_time("1", main)[0] == excuse
+
+
 @pytest.mark.parametrize(
     ("started_s", "excuse"), [(NOW_S - 5.0, "bus-power"), (NOW_S - 60.0, "bus-power"), (NOW_S - 0.5, "")]
 )

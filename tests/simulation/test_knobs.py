@@ -101,6 +101,11 @@ def test_bounds_are_the_usual_ones_without_knobs_and_wider_with_slower_ones() ->
     assert slow.beats_s == 4 * usual.beats_s
 
 
+def test_who_drains_has_the_time_for_it() -> None:
+    setup = Setup(drain_s=5.0, drain_on_stop_s=3.0)
+    assert [setup.drain_s_of(name) for name in ("gateway-1", "executor-0", "offline-queue")] == [5.0, 3.0, 0.0]
+
+
 def test_a_setup_is_told_in_words_that_json_knows() -> None:
     told = SETUPS[1].told()
     assert told["knobs"] == SETUPS[1].knobs and told["strategy"]["preset"] == SETUPS[1].strategy.preset
