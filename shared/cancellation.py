@@ -33,6 +33,29 @@ class keeping_cancellation:
             raise asyncio.CancelledError
 
 
+class ending:
+    """Cancels a task, where the block ends, until it has ended, however often it swallows that; of what it was given up
+    with nobody else asks. A coroutine that is closed inside, as one is that is collected while it waits, may wait for
+    nothing more: it leaves the task."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: asyncio.Future[Any]) -> None:
+        self._task = task
+
+    async def __aenter__(self) -> None:
+        return
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if kind is GeneratorExit:
+            return
+        while not self._task.done():
+            self._task.cancel()
+            await asyncio.wait((self._task,), timeout=CANCEL_AGAIN_S)
+        if not self._task.cancelled():
+            self._task.exception()
+
+
 async def wait_set(event: asyncio.Event, timeout_s: float) -> None:
     """Until the event is set, or the time is over."""
     check_cancelled()
@@ -45,22 +68,11 @@ async def within(timeout_s: float, work: Coroutine[Any, Any, T]) -> T:
     """What it returns. Raises TimeoutError where the time is over first, and what it raises. It is cancelled then, and
     where the caller is, until it has ended: however often it swallows that."""
     task = asyncio.ensure_future(work)
-    try:
+    async with ending(task):
         await asyncio.wait((task,), timeout=max(0.0, timeout_s))
         if not task.done():
             raise TimeoutError
         return task.result()
-    finally:
-        await end(task)
-
-
-async def end(task: asyncio.Future[Any]) -> None:
-    """Cancel it until it has ended, however often it swallows that; of what it was given up with nobody else asks."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait((task,), timeout=CANCEL_AGAIN_S)
-    if not task.cancelled():
-        task.exception()
 
 
 def _num_cancelled() -> int:

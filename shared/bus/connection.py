@@ -15,7 +15,7 @@ from nats.aio.transport import TcpTransport
 from shared.bus.address import BusAddress
 from shared.bus.credentials import Credentials, Shown
 from shared.bus.permissions import inbox_prefix
-from shared.cancellation import check_cancelled, end, keeping_cancellation, within
+from shared.cancellation import check_cancelled, ending, keeping_cancellation, within
 from shared.errors import BusError, ConfigError, TooLargeForBusError
 
 logger = logging.getLogger(__name__)
@@ -282,17 +282,16 @@ class Connection:
             generation = self.reconnects
             doing = asyncio.ensure_future(work())
             try:
-                await self._done_or_restored(doing)
-                if doing.done():
-                    return doing.result()
+                async with ending(doing):
+                    await self._done_or_restored(doing)
+                    if doing.done():
+                        return doing.result()
             except BusError as error:
                 has_held = generation == self.reconnects and not self._client.is_away
                 if has_held and not isinstance(error.__cause__, FencedError):
                     raise
                 logger.info("tried again, since the bus was away", extra={"why": str(error)})
                 await self.wait_reconnected(generation, AGAIN_S)
-            finally:
-                await end(doing)
             check_cancelled()
 
     async def at_the_end(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:

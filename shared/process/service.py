@@ -16,7 +16,7 @@ import uvloop
 from shared.bus import Bus
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
-from shared.cancellation import end
+from shared.cancellation import ending
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, ConfigError, SlackwaterError, first_of
 from shared.process.memory import collect_seldom
@@ -151,12 +151,12 @@ async def _is_done(task: asyncio.Task[Any], stopping: asyncio.Event, grace_s: fl
     """Wait for the task, or until it has been cancelled, so long after ``stopping`` was set."""
     signalled = asyncio.ensure_future(stopping.wait())
     try:
-        await asyncio.wait((task, signalled), return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait((task,), timeout=grace_s)
-        return task.done()
+        async with ending(task):
+            await asyncio.wait((task, signalled), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task,), timeout=grace_s)
+            return task.done()
     finally:
         signalled.cancel()
-        await end(task)
 
 
 def _has_bus(started: asyncio.Task[None]) -> bool:

@@ -10,7 +10,7 @@ from typing import IO, BinaryIO, cast
 from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINES, BatchInput, ParsedLines
 from services.offline_queue.batches.lines import encode_lines, lines_object, temporary_file
 from services.offline_queue.batches.tools import BatchTools
-from shared.cancellation import end
+from shared.cancellation import ending
 from shared.errors import BusError, NotFoundOnBusError
 from shared.lines import MAX_LINE_BYTES, split_lines
 from shared.protocol.offline.batches import BatchRecord, LineError
@@ -81,12 +81,12 @@ class BatchIngestion:
         taking = asyncio.ensure_future(self._tools.places.acquire())
         cancelled = asyncio.ensure_future(self._cancelled.wait())
         try:
-            await asyncio.wait((taking, cancelled), return_when=asyncio.FIRST_COMPLETED)
-            yield
+            async with ending(taking):
+                await asyncio.wait((taking, cancelled), return_when=asyncio.FIRST_COMPLETED)
+                yield
         finally:
             cancelled.cancel()
-            await end(taking)
-            if not taking.cancelled():
+            if taking.done() and not taking.cancelled():
                 self._tools.places.release()
 
     async def _read(self, lines: IO[bytes]) -> None:

@@ -101,6 +101,13 @@ async def test_what_takes_too_long_is_ended_however_often_it_goes_on() -> None:
     assert task.cancelled()
 
 
+async def test_one_that_is_closed_while_it_waits_waits_for_nothing_more() -> None:
+    """As a coroutine is whose loop nobody runs any more, once it is collected."""
+    waiting = within(60, swallowing(0))
+    waiting.send(None)
+    waiting.close()
+
+
 async def test_within_its_time_it_is_what_it_is() -> None:
     async def seven() -> int:
         return 7
