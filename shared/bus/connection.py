@@ -60,6 +60,10 @@ class FencedClient(Client):  # type: ignore[misc]
     requires_tls = False
     _shown: Shown
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._handling: dict[asyncio.Task[None], None] = {}
+
     @property
     def is_away(self) -> bool:
         """The connection is lost; or it is there again, and nobody is told of that yet."""
@@ -73,6 +77,12 @@ class FencedClient(Client):  # type: ignore[misc]
         if len(subject.encode()) + len(reply.encode()) > MOST_SUBJECTS:
             raise nats.errors.BadSubjectError
         await super().publish(subject, payload, reply, headers)
+
+    def handle(self, handling: Coroutine[Any, Any, None]) -> None:
+        """Beside what other handlers do: nats-py waits for that of its subscriptions alone, and ends that alone."""
+        task = asyncio.get_running_loop().create_task(handling)
+        self._handling[task] = None
+        task.add_done_callback(self._handling.pop)
 
     def show(self, nonce: str) -> bytes:
         """nats-py's callback, which it calls before it sends whose signature it is."""
@@ -123,11 +133,15 @@ class FencedClient(Client):  # type: ignore[misc]
         for is_answer in (False, True):
             ended = [each._drain() for each in self._subs.values() if each.subject.startswith(own) is is_answer]
             await asyncio.gather(*ended, return_exceptions=True)
+            if self._handling:
+                await asyncio.wait(self._handling)
         self._status = Client.DRAINING_PUBS
         await self.flush()
 
     async def abandon(self) -> None:
-        """Close, with what the server has not taken yet."""
+        """Close, with what the server has not taken yet, and what handlers still do."""
+        for task in self._handling:
+            task.cancel()
         self._drop_pending()
         self._abort()
         await self.close()

@@ -139,12 +139,9 @@ class LiveMessages(Connection):
 
         if not is_concurrent:
             return await self._listen(subject, request_type, answer, queue)
-        running: set[asyncio.Task[None]] = set()
 
         async def begin(msg: Msg, request: T) -> None:
-            task = asyncio.create_task(self._handle(msg, answer(msg, request)))
-            running.add(task)
-            task.add_done_callback(running.discard)
+            self._client.handle(self._handle(msg, answer(msg, request)))
 
         return await self._listen(subject, request_type, begin, queue)
 

@@ -35,6 +35,7 @@ MOST_GIVEN = 16  # requests that are on their way to others at a time; more woul
 TICK_S = 0.5
 TRY_AGAIN_TICKS = 2  # until those that nobody took are offered again
 SETTLE_S = 5.0  # at the end, for what is on its way
+TAKES_NONE = "it takes no requests"
 
 
 class HandoverDesk:
@@ -112,6 +113,7 @@ class HandoverDesk:
     async def settle(self) -> None:
         """Nothing leaves or comes from here on; what is on its way has a while to arrive, on whichever side."""
         self._is_settling = True
+        self._taking.refuse_waiting(TAKES_NONE)
         self._review()
         await wait_set(self._taking.answered, SETTLE_S)
         if self._tasks:
@@ -221,7 +223,7 @@ class HandoverDesk:
 
     def _why_not(self, offer: Offer) -> str:
         if self._is_settling or not self._takes_requests():
-            return "it takes no requests"
+            return TAKES_NONE
         return "it is of no pool" if self._info().pool is Role.MIXED else ""
 
     def _on_taken(self, kind: Kind) -> None:

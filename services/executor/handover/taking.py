@@ -90,6 +90,13 @@ class Taking:
             if not waiting.done():
                 waiting.set_result(self._reserve(offer))
 
+    def refuse_waiting(self, why: str) -> None:
+        """Those that wait for a step to end, where none may."""
+        while self._waiting:
+            _, waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(why)
+
     async def _take(self, offer: Offer) -> str:
         """Why it was not taken; empty where it was."""
         if not self._link.is_connected(offer.giver):

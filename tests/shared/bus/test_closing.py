@@ -133,6 +133,66 @@ def test_handlers_have_their_answers_while_the_connection_closes(
     assert heard == ["$KV.test.first", AbortRequests(["1"]), ["$KV.test.other", "$KV.test.second"]]
 
 
+@pytest.mark.parametrize("is_concurrent", [False, True])
+def test_requests_that_were_taken_are_answered_before_the_connection_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_concurrent: bool
+) -> None:
+    """With what others answer meanwhile."""
+    monkeypatch.setattr("shared.bus.connection.CLOSE_S", CLOSE_S)
+
+    async def tell_again(message: AbortRequests) -> AbortRequests:
+        return message
+
+    async def run() -> None:
+        bus, other = await Bus.connect(url, "test"), await Bus.connect(url, "other")
+        begun = asyncio.Event()
+
+        async def answer(message: AbortRequests) -> AbortRequests:
+            begun.set()
+            while not bus._client.is_draining:  # noqa: ASYNC110  # the connection says it nowhere else
+                await asyncio.sleep(0)
+            return await bus.request("test.other", message, AbortRequests)
+
+        await bus.serve("test.in", AbortRequests, answer, is_concurrent=is_concurrent)
+        await other.serve("test.other", AbortRequests, tell_again)
+        for each in (bus, other):
+            await each.flush()
+        await bus.request("test.other", AbortRequests([]), AbortRequests)  # no inbox is made while it closes
+        asked = [AbortRequests([name]) for name in ("1", "2")]
+        asking = [asyncio.create_task(other.request("test.in", each, AbortRequests)) for each in asked]
+        await begun.wait()
+        await bus.close()
+        assert await asyncio.gather(*asking) == asked
+        await other.close()
+
+    with running_server(tmp_path) as (_, url):
+        uvloop.run(run())
+
+
+@pytest.mark.parametrize("is_concurrent", [False, True])
+def test_a_handler_that_does_not_end_is_cancelled_with_its_connection(tmp_path: Path, is_concurrent: bool) -> None:
+    async def run() -> None:
+        bus = await Bus.connect(url, "test")
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def wait_long(_: AbortRequests) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        await bus.serve("test", AbortRequests, wait_long, is_concurrent=is_concurrent)
+        await bus.publish("test", AbortRequests([]))
+        await begun.wait()
+        await bus.close()
+        async with asyncio.timeout(GRACE_S):
+            await ended.wait()
+
+    with running_server(tmp_path) as (_, url):
+        uvloop.run(run())
+
+
 def test_a_connection_with_tls_waits_for_no_answer_to_its_end(tmp_path: Path) -> None:
     folder, port = BusFolder(tmp_path / "bus"), free_port()
     folder.ensure(("127.0.0.1",))

@@ -233,6 +233,7 @@ class FakeTaker:
         self.offers: asyncio.Queue[Offer] = asyncio.Queue()
         self.withdrawals = 0
         self.answers: dict[str, bool] = {}  # to withdrawals, by handover id
+        self.has_ended = asyncio.Event()
         self._gateway = gateway
         self._info = pools.strict.info
         self._layout = pools.strict._pool._desk._link.address  # type: ignore[union-attr]
@@ -256,11 +257,11 @@ class FakeTaker:
     async def _on_offer(self, message: Offer | Withdraw) -> OfferAnswer:
         if isinstance(message, Offer):
             self.offers.put_nowait(message)
-            await asyncio.Event().wait()
+            await self.has_ended.wait()
         self.withdrawals += 1
         if message.handover_id not in self.answers:
-            await asyncio.Event().wait()
-        return OfferAnswer(message.handover_id, self.answers[message.handover_id])
+            await self.has_ended.wait()
+        return OfferAnswer(message.handover_id, self.answers.get(message.handover_id, False))
 
 
 @pytest.fixture
@@ -271,6 +272,7 @@ async def fake(gateway: Client, pools: Pools) -> AsyncIterator[FakeTaker]:
     await gateway.bus.request(subjects.drain("strict"), SetDraining(True), Heartbeat)
     await made.begin()
     yield made
+    made.has_ended.set()
 
 
 async def beats(fake: FakeTaker) -> None:
@@ -378,6 +380,20 @@ async def test_a_taker_that_stops_answers_what_it_was_offered(
     assert desk._taking.answered.is_set()
     await gateway.until_ended(len(requests()))
     assert gateway.outputs == expected
+    await pools.until_idle()
+
+
+async def test_a_taker_that_stops_refuses_those_that_wait_for_room(gateway: Client, pools: Pools) -> None:
+    """No step of its ends any more."""
+    desk, replica = pools.strict._pool._desk, pools.strict._replica
+    assert desk is not None
+    replica._live.is_found_unwritten = True
+    await gateway.send("relaxed", requests())
+    await until(lambda: desk._taking._waiting)
+    await pools.strict._pool.settle()
+    assert desk._taking.answered.is_set()
+    await gateway.until_ended(len(requests()))
+    assert not gateway.taken
     await pools.until_idle()
 
 
