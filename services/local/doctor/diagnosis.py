@@ -15,6 +15,7 @@ from services.local.commands.parameters import ConfigOption, JsonOption, show
 from services.local.doctor import machine_checks, stack_checks
 from services.local.doctor.bus_checks import bus_checks
 from services.local.doctor.check import Check, State, failed, ok
+from services.local.doctor.model_checks import ModelChecks
 from services.local.stack.catalogue import STACK_SETTINGS, all_values, gateway_access, read_config, stack_options
 from services.local.stack.gpu_pinning import VISIBLE, DeviceShare, device_of, shares_of_models
 from services.local.stack.machine import gpus
@@ -55,8 +56,9 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
         options, device, gateway = StackOptions(), "auto", GatewaySettings(model_path="")
         configured = failed("config", str(error), "correct it; slackwater config show tells what holds")
     there = gpus()
+    models = [ModelChecks(model) for model in options.models]
     num_executors = sum(model.executors for model in options.models)
-    weights_bytes = sum(model.executors * stack_checks.weights_bytes(model) for model in options.models)
+    weights_bytes = sum(model.options.executors * model.weights_bytes for model in models)
     engines = [model.engine for model in options.models]
     engine = next((each for each in engines if each == "vllm"), engines[0])
     checks = [
@@ -74,12 +76,8 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
         stack_checks.port_check(options.host, options.port),
         stack_checks.data_dir_check(options.data_dir),
         stack_checks.cache_check(),
-        *map(stack_checks.model_check, options.models),
-        *(
-            stack_checks.adapters_check(model)
-            for model in options.models
-            if model.lora_modules and model.engine == "vllm"
-        ),
+        *(model.model_check() for model in models),
+        *(model.adapters_check() for model in models if model.options.lora_modules and model.options.engine == "vllm"),
         stack_checks.key_check(gateway, options),
     ]
     if options.executors > 1 or options.others:

@@ -1,4 +1,4 @@
-"""What ``slackwater doctor`` asks of a stack's own things: environment, bus, port, folders, model, API keys."""
+"""What ``slackwater doctor`` asks of a stack's own things: environment, bus, port, folders, API keys."""
 
 import asyncio
 import contextlib
@@ -8,8 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.executor.adapters import find_adapters
-from services.executor.prepare_model import default_cache_dir, find_prepared, require_runnable
+from services.executor.prepare_model import default_cache_dir
 from services.gateway.settings import GatewaySettings, are_keys_required, given_key
 from services.local.doctor.check import Check, failed, ok, warning
 from services.local.stack.catalogue import SERVICES, STACK_NAMES
@@ -20,9 +19,8 @@ from services.local.stack.options import StackOptions
 from services.local.stack.service_commands import nats_binary
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
-from shared.errors import BusError, ConfigError, ModelError, StackError
+from shared.errors import BusError, ConfigError, StackError
 from shared.settings.config_file import VARIABLE, nearest
-from shared.settings.lora_modules import adapter_names
 from shared.settings.setting import ENV_PREFIX
 
 GIB = 1024**3
@@ -80,41 +78,6 @@ def cache_check() -> Check:
     return _room("cache", default_cache_dir(), MODEL_GIB, "SLACKWATER_CACHE")
 
 
-def model_check(options: StackOptions) -> Check:
-    """Whether the model is there, or can be made."""
-    try:
-        folder = find_prepared(options.model, default_cache_dir())
-        if folder is not None:
-            require_runnable(folder, options.engine)
-    except ModelError as error:
-        return failed("model", str(error), "name another with --model")
-    except ImportError as error:
-        return failed("model", f"cannot be looked for: {error}", "pip install 'slackwater[executor]'")
-    if folder is None:
-        return warning(
-            "model", f"{options.model} is not prepared", "the first start prepares it; it takes a minute, or a download"
-        )
-    return ok("model", f"{options.model} in {folder}")
-
-
-def adapters_check(options: StackOptions) -> Check:
-    """Whether the LoRA adapters of the model are there, and are its own."""
-    try:
-        folder = find_prepared(options.model, default_cache_dir())
-        found = [] if folder is None else find_adapters(options.lora_modules, folder)
-    except ModelError as error:
-        return failed("adapters", str(error), "correct or leave out what --lora-modules names")
-    except ImportError as error:
-        return failed("adapters", f"cannot be looked for: {error}", "pip install 'slackwater[executor]'")
-    there = [each.name for each in found]
-    missing = [name for name in adapter_names(options.lora_modules) if name not in there]
-    if missing:
-        return warning(
-            "adapters", f"not looked at: {', '.join(missing)}", "the first start prepares the model and them"
-        )
-    return ok("adapters", ", ".join(f"{each.name} of rank {each.rank} in {each.folder}" for each in found))
-
-
 def key_check(gateway: GatewaySettings, options: StackOptions) -> Check:
     """Whether there is one where clients need one. Looks into the store, whose bus it starts where no stack runs."""
     try:
@@ -133,15 +96,6 @@ def key_check(gateway: GatewaySettings, options: StackOptions) -> Check:
         return ok("api-key", f"{num_keys} of slackwater key")
     found = "that of SLACKWATER_API_KEY is revoked" if is_revoked else "there is none"
     return failed("api-key", f"clients need one where the gateway listens on {gateway.host!r}, and {found}", KEY_REMEDY)
-
-
-def weights_bytes(options: StackOptions) -> int:
-    """Of the prepared model's files; 0 where it is not there or not loaded."""
-    try:
-        folder = None if options.engine == "sim" else find_prepared(options.model, default_cache_dir())
-    except (ModelError, ImportError):
-        return 0
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
 
 
 async def _look_for_keys(options: StackOptions, given_hash: str | None) -> tuple[int, bool]:

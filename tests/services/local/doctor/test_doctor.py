@@ -19,9 +19,11 @@ from services.local.cli import app
 from services.local.doctor import machine_checks, stack_checks
 from services.local.doctor.bus_checks import BusFacts, bus_checks, copies_check
 from services.local.doctor.check import State
+from services.local.doctor.model_checks import ModelChecks
 from services.local.stack.data_dir import DataDir, StackFile
 from services.local.stack.machine import free_port
 from services.local.stack.options import StackOptions
+from shared.text.tokenizer import Tokenizer
 from tests.services.executor.lora_adapters import ATTENTION, make_adapter
 
 OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
@@ -237,16 +239,20 @@ def test_a_model_is_looked_for_without_making_it(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert find_prepared(DEFAULT_MODEL, model_folder.parents[1]) == model_folder
-    assert stack_checks.model_check(StackOptions(model=str(model_folder))).state is OK
-    assert stack_checks.weights_bytes(StackOptions(model=str(model_folder))) > 100_000_000
+    there = ModelChecks(StackOptions(model=str(model_folder)))
+    assert there.model_check().state is OK and there.weights_bytes > 100_000_000
+    assert ModelChecks(StackOptions(model=str(model_folder), engine="sim")).weights_bytes == 0
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))
-    assert stack_checks.model_check(StackOptions()).state is WARNING
+    assert ModelChecks(StackOptions()).model_check().state is WARNING
     half = tmp_path / "models" / DEFAULT_MODEL
     half.mkdir(parents=True)
     (half / MANIFEST).write_text("{}")
-    assert stack_checks.model_check(StackOptions()).state is WARNING
-    incomplete = stack_checks.model_check(StackOptions(model=str(half)))
-    assert incomplete.state is FAILED and "has no config.json" in incomplete.found
+    assert ModelChecks(StackOptions()).model_check().state is WARNING
+    incomplete = ModelChecks(StackOptions(model=str(half), engine="vllm", lora_modules="sql=./sql"))
+    assert incomplete.weights_bytes == 0
+    checks = incomplete.model_check(), incomplete.adapters_check()
+    assert [check.state for check in checks] == [FAILED, WARNING]
+    assert "has no config.json" in checks[0].found and checks[1].remedy == "correct --model first"
     assert find_prepared("no-such-org/no-such-model", tmp_path) is None
 
 
@@ -265,6 +271,21 @@ def test_the_shell_completes_commands_options_and_values(words: str, completed: 
     asked = {"_SLACKWATER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
     ran = subprocess.run(SLACKWATER, capture_output=True, text=True, env=os.environ | asked, timeout=60)
     assert set(ran.stdout.split()) == completed, ran.stderr
+
+
+def test_a_models_folder_is_read_once(folder: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its weights, its own check and that of its adapters."""
+    make_adapter(model_folder, folder / "sql", 1, ATTENTION[:1])
+    read, from_folder = list[Path](), Tokenizer.from_folder
+
+    def note(path: Path) -> Tokenizer:
+        read.append(path)
+        return from_folder(path)
+
+    monkeypatch.setattr(Tokenizer, "from_folder", note)
+    stdout = doctor("--json", "--model", str(model_folder), "--engine", "vllm", "--lora-modules", "sql=./sql")[1]
+    states = {check["name"]: check["state"] for check in json.loads(stdout)["checks"]}
+    assert states["model"] == states["adapters"] == "ok" and read == [model_folder]
 
 
 def test_adapters_are_looked_at_where_they_are_to_be_loaded(folder: Path, model_folder: Path) -> None:
