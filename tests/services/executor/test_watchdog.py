@@ -132,13 +132,15 @@ class HangsBehindFailure:
 
     def __init__(self) -> None:
         self.spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), takes_steps_ahead=True)
-        self.fails, self.let_go, self.num_steps = threading.Event(), threading.Event(), 0
+        self.fails, self.hangs, self.let_go = threading.Event(), threading.Event(), threading.Event()
+        self.num_steps = 0
 
     def execute(self, batch: StepBatch) -> StepResult:
         self.num_steps += 1
         if batch.follows is None:
             self.fails.wait(60)
             raise EngineError("bad step")
+        self.hangs.set()
         self.let_go.wait()
         return StepResult({}, 1.0)
 
@@ -149,7 +151,8 @@ class HangsBehindFailure:
 async def test_a_step_ahead_that_hangs_when_the_one_before_it_has_failed_is_noticed(
     nats_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:
-    """The timeout begins to matter once that is the only one, however long this machine takes to come there."""
+    """The loop hears of the failure when the engine has begun the step ahead, which would be taken back before. The
+    timeout begins to matter once that is the only one, however long this machine takes to come there."""
     settings = ExecutorSettings(
         model_path=str(model_folder), engine="sim", step_timeout_s=600.0, strategy=Strategy.of("sarathi++")
     )
@@ -161,6 +164,7 @@ async def test_a_step_ahead_that_hangs_when_the_one_before_it_has_failed_is_noti
     await own_bus.publish(subjects.inbox("executor-0"), request)
     await until(lambda: service._loop._ahead is not None)
     engine.fails.set()
+    assert engine.hangs.wait(60)
     watchdog = service._loop.watchdog
     await until(lambda: (oldest := watchdog._oldest()) is not None and oldest.batch.step == 1)
     watchdog._timeout_s = TICK_S
