@@ -11,6 +11,7 @@ import typer
 
 from benchmarks.lab.drawn import DurationOption, Lognormal, OnlineOption
 from benchmarks.lab.lab import Bench, Load, Machine, machine_name
+from benchmarks.lab.samples import FittedModels
 from loadgen.errors import WorkloadError
 from loadgen.progress import ReplayProgress
 from loadgen.workload.backlog import OfflinePrompt
@@ -100,7 +101,9 @@ class BacklogLab:
             requests = online.requests(self.options, part, key[-1], duration_s)
             size = 0 if backlog is None else max(1, round(duration_s * backlog.per_s))
             prompts = [] if backlog is None else backlog.prompts(self.options, size, part.seed)
-            self._benches[key] = Bench(self.machine, Load(requests, prompts, duration_s), self.progress)
+            self._benches[key] = Bench(
+                self.machine, Load(requests, prompts, duration_s), self.progress, planners=FittedModels(self.machine)
+            )
         return self._benches[key]
 
     def rate_of(self, online: Online) -> float:

@@ -14,6 +14,7 @@ from benchmarks.lab.documents import Documents
 from benchmarks.lab.drawn import Lognormal
 from benchmarks.lab.few_shots import few_shot_prompts, thought_prompts
 from benchmarks.lab.lab import System
+from benchmarks.lab.samples import BOOSTED
 from loadgen.workload.backlog import OfflinePrompt
 from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, YELLOW
 from shared.scheduling.packing.deadlines.token_slo import TokenSlo
@@ -84,8 +85,8 @@ PAPERS = {"Echo": "78.6%"}
 
 
 def systems_of(given: Given, *names: str) -> dict[str, System]:
-    """Those with these names, all where none is given."""
-    return {name: System.of(**given[name]) for name in names or given}
+    """Those with these names, all where none is given. They plan with a fitted model."""
+    return {name: System.of(planner=BOOSTED, **given[name]) for name in names or given}
 
 
 of_hour = partial(Figure, files=("online",))
