@@ -8,26 +8,32 @@ from pathlib import Path
 import pytest
 
 LOAD = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
 from services.executor.engines.factory import load_engine
 from services.executor.settings import ExecutorSettings
 import torch
 
 def num_waiting():
-    '''Threads that sleep in OpenMP's library: those of a team do between its products.'''
+    '''Threads that sleep in OpenMP's library: those of a team do between its products. None while any but this one
+    runs or ends, of which it is not known yet.'''
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "gomp" in line]
     areas = [[int(address, 16) for address in fields[0].split("-")] for fields in maps]
-    calls = [(task / "syscall").read_text().split()[-1] for task in Path("/proc/self/task").iterdir()]
-    places = [int(call, 16) for call in calls if call != "running"]
+    tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != threading.get_native_id()]
+    try:
+        calls = [(task / "syscall").read_text().split()[-1] for task in tasks]
+        places = [int(call, 16) for call in calls]
+    except (OSError, ValueError):
+        return None
     return sum(any(first <= place < last for first, last in areas) for place in places)
 
 def settled(expected):
-    for _ in range(100):
-        if num_waiting() == expected:
+    for _ in range(600):
+        found = num_waiting()
+        if found == expected:
             break
         time.sleep(0.1)
-    return num_waiting()
+    return found
 
 engine = load_engine(ExecutorSettings(model_path=sys.argv[1], engine="torch", threads=2, kv_blocks=8))
 after_load = settled(0)
