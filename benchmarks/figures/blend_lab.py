@@ -21,6 +21,7 @@ from benchmarks.lab.request_sets import (
     videos,
     with_known_lengths,
 )
+from benchmarks.lab.samples import fitted_model
 from loadgen.errors import WorkloadError
 from loadgen.progress import ReplayProgress
 from loadgen.replay import ReplayPlan
@@ -35,6 +36,7 @@ from shared.latency.architectures import architecture_named
 from shared.latency.demand import DemandModel
 from shared.latency.devices import device_named
 from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
 from shared.latency.overlapping import Interference, OverlappingLatencyModel
 from shared.scheduling.strategy import Strategy
 
@@ -211,7 +213,7 @@ class BlendLab:
         strategy = ordering.strategy("hygen", budget_ms=self.options.budget_ms)
         plan = ReplayPlan(self._online(), self._prompts(work, ordering), Scaling(duration_s=ONLINE_S))
         name = f"{device}, {ordering.order}, beside online work"
-        phase, _ = self._phase(strategy, plan, device, ONLINE_S, name)
+        phase, _ = self._phase(strategy, plan, device, ONLINE_S, name, planner=fitted_model(self.machine(device)))
         outcome = phase.outcome()
         if phase.num_offline_finished < phase.backlog_size:
             raise WorkloadError(f"beside online requests a batch takes longer than {ONLINE_S:g} s: give fewer --size")
@@ -245,16 +247,23 @@ class BlendLab:
         )
 
     def _phase(
-        self, strategy: Strategy, plan: ReplayPlan, device: str, duration_s: float, name: str, executors: int = 1
+        self,
+        strategy: Strategy,
+        plan: ReplayPlan,
+        device: str,
+        duration_s: float,
+        name: str,
+        executors: int = 1,
+        planner: LatencyModel | None = None,
     ) -> tuple[VirtualPhase, Sequence[BatchFeatures]]:
-        """Run until the batch is done, and its steps."""
+        """Run until the batch is done, and its steps. ``planner``: what plans are made with where there is a budget."""
         self.progress.phase(name, len(plan.requests), len(plan.prompts))
         setup = self.machine(device).setup(strategy, SEED)
         latency = setup.latency
         if isinstance(latency, OverlappingLatencyModel):
             latency = replace(latency, interference=INTERFERENCES[device])
         recorder = Recorder(latency)
-        setup = replace(setup, latency=recorder, planner=latency)
+        setup = replace(setup, latency=recorder, planner=planner or latency)
         workload = SimulatedWorkload(plan, setup, num_executors=executors)
 
         def on_change(phase: VirtualPhase) -> None:

@@ -16,6 +16,7 @@ import typer
 from benchmarks.figures.pool_run import PoolRun, Watch
 from benchmarks.lab.drawn import Lognormal, OnlineOption
 from benchmarks.lab.lab import Machine, machine_name
+from benchmarks.lab.samples import fitted_model
 from loadgen.errors import WorkloadError
 from loadgen.progress import ReplayProgress
 from loadgen.replay import ReplayPlan
@@ -158,8 +159,10 @@ class PoolsLab:
         return 1.25 * left / sum(self._seconds(case, self.offline))
 
     def setup(self, case: Case, system: PoolSystem) -> ExecutorSetup:
-        """Of each executor, but for its role. Raises ValueError for what does not fit."""
-        return system.on(case.served.machine).setup(system.strategy(case.served.slo), self.options.seed)
+        """Of each executor, but for its role; it plans with a fitted model. Raises ValueError for what does not fit."""
+        machine = system.on(case.served.machine)
+        setup = machine.setup(system.strategy(case.served.slo), self.options.seed)
+        return replace(setup, planner=fitted_model(machine))
 
     def chosen(self, cases: Sequence[Case]) -> list[Case]:
         """Those of the datasets that the options name. Raises WorkloadError for another name."""
