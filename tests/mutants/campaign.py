@@ -4,6 +4,8 @@ import builtins
 import contextlib
 import os
 import resource
+import select
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -32,7 +34,8 @@ class Verdict(Enum):
 
 class Campaign:
     """A plugin of pytest that runs the collected tests in its own way. Each mutant has a process of its own, forked
-    where all is imported; the first test that fails ends it, and so does time: several times what the tests take."""
+    where all is imported; the first test that fails ends it, and so does time: several times what the tests take, of
+    the processor's or of waiting."""
 
     def __init__(self, mutants: Sequence[Mutant], most_s: float) -> None:
         """``most_s``: of processor time that a mutant's tests may take without it; the fastest are taken."""
@@ -40,7 +43,8 @@ class Campaign:
         self.untested: list[Mutant] = []
         self._mutants = mutants
         self._most_s = most_s
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}  # of processor time, by test
+        self._waits_s: dict[str, float] = {}  # from beginning to end
         self._tests: dict[_Line, list[pytest.Item]] = {}
         self._num_kills: Counter[str] = Counter()  # by test
         self._plugins: pytest.PytestPluginManager | None = None
@@ -78,9 +82,10 @@ class Campaign:
                 stack.enter_context(exchanged(path, reporting(path, _HOOK)))
             for item, following in zip(items, [*items[1:], None], strict=True):
                 lines.clear()
-                begun_s = time.process_time()
+                begun_s, begun_at_s = time.process_time(), time.monotonic()
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
                 self._seconds[item.nodeid] = time.process_time() - begun_s
+                self._waits_s[item.nodeid] = time.monotonic() - begun_at_s
                 for line in lines:
                     self._tests.setdefault(line, []).append(item)
 
@@ -88,7 +93,8 @@ class Campaign:
         tests, seconds = self._chosen(self._tests.get((mutant.path, mutant.line), []))
         if not tests:
             self.untested.append(mutant)
-        verdict = self._try(mutant, tests, 5 + 5 * seconds) if tests else Verdict.ALIVE
+        wait_s = 5 + 5 * sum(self._waits_s[item.nodeid] for item in tests)
+        verdict = self._try(mutant, tests, 5 + 5 * seconds, wait_s) if tests else Verdict.ALIVE
         self.verdicts[mutant] = verdict
         print(f"{verdict.name.lower():10} {mutant}", flush=True)
 
@@ -103,20 +109,20 @@ class Campaign:
                 chosen.append(item)
         return chosen, total_s
 
-    def _try(self, mutant: Mutant, tests: list[pytest.Item], most_s: float) -> Verdict:
+    def _try(self, mutant: Mutant, tests: list[pytest.Item], most_s: float, wait_s: float) -> Verdict:
         found, self._found = os.pipe()
         process_id = os.fork()
         if process_id == 0:
             try:
+                os.setpgid(0, 0)
                 self._run(mutant, tests, most_s)
             finally:
                 os._exit(Verdict.KILLED.value)
         os.close(self._found)
         self._found = None
+        code = exit_code(process_id, wait_s)
         with os.fdopen(found) as pipe:
             self._num_kills.update(pipe.read().splitlines())
-        _, status = os.waitpid(process_id, 0)
-        code = os.waitstatus_to_exitcode(status)
         return Verdict(code) if code in {each.value for each in Verdict} else Verdict.KILLED
 
     def _run(self, mutant: Mutant, tests: list[pytest.Item], most_s: float) -> None:
@@ -137,6 +143,18 @@ class Campaign:
         except ValueError:
             os._exit(Verdict.IMPOSSIBLE.value)
         os._exit(Verdict.ALIVE.value)
+
+
+def exit_code(group_id: int, wait_s: float) -> int:
+    """Of the process that leads this group, a child of this one. What it has started ends with it, servers of tests for
+    one, and all of them where it has not ended in time."""
+    leader = os.pidfd_open(group_id)
+    try:
+        select.select([leader], [], [], wait_s)
+    finally:
+        os.close(leader)
+        os.killpg(group_id, signal.SIGKILL)  # its id is nobody else's before it is waited for
+    return os.waitstatus_to_exitcode(os.waitpid(group_id, 0)[1])
 
 
 def _lacks_argument(error: BaseException) -> bool:

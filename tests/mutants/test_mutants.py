@@ -2,14 +2,17 @@
 
 import ast
 import gc
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shared.scheduling.placement.role import Role
 from tests.mutants.__main__ import EQUIVALENTS, told_equivalents
+from tests.mutants.campaign import exit_code
 from tests.mutants.code import exchanged, reporting
 from tests.mutants.mutations import mutants_of, mutated
 from tests.mutants.nearest import TESTS, nearest_tests
@@ -93,3 +96,15 @@ def test_the_command_counts_what_becomes_of_each() -> None:
     assert head.split("|")[2:-1] == [" mutants ", " killed ", " equivalent ", " alive "]
     total, killed, equivalent, alive = map(int, row.split("|")[2:-1])
     assert total == killed + equivalent + alive and killed > 0
+
+
+@pytest.mark.parametrize(("then", "wait_s", "code"), [("exit 3", 60.0, 3), ("wait", 0.1, -signal.SIGKILL)])
+def test_what_tests_have_started_ends_with_the_process_that_runs_them(then: str, wait_s: float, code: int) -> None:
+    """And this one where it does not end."""
+    command = ["sh", "-c", f"sleep 1000 & echo $!; {then}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
+        assert process.stdout is not None
+        started = psutil.Process(int(process.stdout.readline()))
+        assert exit_code(process.pid, wait_s) == code
+        psutil.wait_procs([started], 60)
+        assert not started.is_running()
