@@ -55,22 +55,19 @@ class VirtualQueue:
         """An executor's word."""
         scheduler = self._schedulers[message.executor_id]
         abort = scheduler.on_step(message)
-        plans = self._plan(scheduler)
+        self._plan(scheduler)
         if abort is not None:
             self._send_abort(message.executor_id, abort)
-        if message.idle and not plans:
+        if message.idle:
             self._await_release(scheduler)
 
     def on_taken(self, taken: Taken) -> None:
-        """A request of either kind goes on at another executor, before either of them says what it holds."""
+        """A request of either kind goes on at another executor, before either of them says what it holds. One that was
+        taken back meanwhile is aborted at that one's own word."""
         giver, taker = taken.giver.executor_id, taken.taker.executor_id
         self._schedulers[giver].gave(taken.request_id)
-        if taken.request_id not in self.pool:
-            return
         if self.pool.move(taken.request_id, giver, taker):
             self._schedulers[taker].took(taken.request_id)
-        else:
-            self._send_abort(taker, AbortRequests([taken.request_id]))
 
     def on_result(self, ended: Ended) -> None:
         """It is durable, here before the step message that tells of its end."""
@@ -87,8 +84,7 @@ class VirtualQueue:
     def _serve(self) -> None:
         self._serves_soon = False
         for scheduler in self._schedulers.values():
-            if not self._plan(scheduler):
-                self._await_release(scheduler)
+            self._plan(scheduler)
 
     def _await_release(self, scheduler: Scheduler) -> None:
         """Where nothing but its rate holds requests back, an executor that waits gets one when its time has come."""
@@ -99,11 +95,9 @@ class VirtualQueue:
     def _why_hopeless(self, request: Request) -> str:
         return why_never_held_by_any(request, self._schedulers.values())
 
-    def _plan(self, scheduler: Scheduler) -> list[StepPlan]:
-        plans = scheduler.plan()
-        for plan in plans:
+    def _plan(self, scheduler: Scheduler) -> None:
+        for plan in scheduler.plan():
             self._send_plan(plan)
         if refused := scheduler.take_refused():
             self._refuse(refused)
             self._serve_soon()
-        return plans

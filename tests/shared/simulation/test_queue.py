@@ -7,11 +7,15 @@ import pytest
 from msgspec import structs
 
 from shared.offline_queue.offline_pool import PackedRequest
+from shared.offline_queue.scheduler import MAX_SET_ASIDE
+from shared.protocol.handover import Taken
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
+from shared.scheduling.placement.role import Role
 from shared.scheduling.request import Kind, Request
-from shared.simulation.setup import ExecutorSetup
+from shared.simulation.setup import ExecutorSetup, in_pools
 from tests.shared.simulation.test_executor import Heard, request
+from tests.shared.simulation.test_handovers import large
 from tests.shared.simulation.test_system import make_offline, make_setup
 
 
@@ -72,6 +76,61 @@ def test_what_no_executor_can_hold_ends_and_others_run() -> None:
     assert reasons(run) == {"large": "error", "batch.0": "length"} and run.ran_on["large"] == ""
 
 
+def test_what_waits_behind_more_than_a_plan_passes_over_runs_as_well() -> None:
+    """One plan looks at so many that no executor can hold."""
+    run = Heard([with_blocks(make_setup("fcfs"), 16)])
+    run.play([])
+    too_large = [offline(f"large-{number}", 300, 10) for number in range(MAX_SET_ASIDE + 1)]
+    run.system.queue.add([*too_large, offline("small", 40, 3)])
+    run.play([])
+    assert reasons(run) == {"small": "length"} | {f"large-{number}": "error" for number in range(MAX_SET_ASIDE + 1)}
+
+
+def in_two_pools(message_s: float = 0.0) -> Heard:
+    """A strict executor takes offline requests from a relaxed one."""
+    run = Heard(in_pools(large(make_setup("ooco", budget_ms=30.0)), 2, 1), message_s)
+    run.system.queue.add([make_offline(number) for number in range(40)])
+    return run
+
+
+def test_a_giver_is_planned_without_what_has_gone() -> None:
+    """Before it has said so itself."""
+    run, num_gone = in_two_pools(), 0
+    queue = run.system.queue
+    move = queue.on_taken
+
+    def look(taken: Taken) -> None:
+        nonlocal num_gone
+        giver = queue._schedulers[taken.giver.executor_id]
+        num_gone += giver.holds(taken.request_id)
+        move(taken)
+        assert not giver.holds(taken.request_id)
+
+    queue.on_taken = look  # type: ignore[method-assign]
+    run.play([])
+    assert num_gone > 5
+
+
+@pytest.mark.parametrize("message_s", [0.0, 0.004])
+def test_what_is_taken_back_on_its_way_ends_where_it_has_gone(message_s: float) -> None:
+    run, taken_back = in_two_pools(message_s), list[str]()
+    queue = run.system.queue
+    move = queue.on_taken
+
+    def take_back_first(taken: Taken) -> None:
+        if not taken_back:
+            taken_back.append(taken.request_id)
+            queue.pool.discard([taken.request_id])
+        move(taken)
+
+    queue.on_taken = take_back_first  # type: ignore[method-assign]
+    run.play([])
+    assert set(run.ended.values()) == {1} and len(run.ended) == 40
+    assert [key for key, why in reasons(run).items() if why == "abort"] == taken_back
+    assert run.system.executors[run.ran_on[taken_back[0]]].role is Role.STRICT
+    assert not any(executor.replica.has_work for executor in run.system.executors.values())
+
+
 def test_how_long_answers_become_is_learnt_from_those_that_ended_well() -> None:
     run = Heard([make_setup("bros")])
     pool = run.system.queue.pool
@@ -98,12 +157,15 @@ def test_less_of_plans_is_dropped_where_schedulers_hear_of_online_requests_on_th
     assert dropped[0] < dropped[1]
 
 
-def test_where_a_rate_holds_requests_back_each_begins_when_its_time_has_come() -> None:
-    """Four a second, of which each takes one short step; and those that come later, when all had ended."""
-    run = Heard([make_setup("sarathi++", offline_rate="fixed", offline_qps=4.0)])
+@pytest.mark.parametrize("num_executors", [1, 2])
+def test_where_a_rate_holds_requests_back_each_begins_when_its_time_has_come(num_executors: int) -> None:
+    """Four a second at each executor, of which each takes one short step; and those that come later, when all had
+    ended."""
+    run = Heard([make_setup("sarathi++", offline_rate="fixed", offline_qps=4.0)] * num_executors)
     for begun_s in (0.0, 10.1):
         run.system.events.advance(begun_s)
         run.told.clear()
-        run.system.queue.add([offline(f"{begun_s}-{number}", 40, 1) for number in range(4)])
+        run.system.queue.add([offline(f"{begun_s}-{number}", 40, 1) for number in range(4 * num_executors)])
         run.play([])
-        assert [each.start_s for each in run.told] == pytest.approx([begun_s + 0.25 * number for number in range(4)])
+        begins_s = [begun_s + 0.25 * number for number in range(4) for _ in range(num_executors)]
+        assert sorted(each.start_s for each in run.told) == pytest.approx(begins_s)
