@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from shared.bus import Bus
-from shared.cancellation import check_cancelled
 from shared.errors import BusError, NobodyListensError, NoResponderError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
@@ -55,7 +54,6 @@ class Probe(Generic[T]):
             self._misses = {each: self._misses.get(each, 0) for each in self.live()}
             if self._misses:
                 await asyncio.gather(*(self._ask(each) for each in self._misses))
-            check_cancelled()
 
     async def _ask(self, each: T) -> None:
         subject = self.subject_of(each)

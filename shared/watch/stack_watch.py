@@ -84,7 +84,7 @@ class StackWatch:
     def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
         known = self._executors.get(beat.info.executor_id)
         if known is None or known.beat.info.epoch != beat.info.epoch:
-            known = self._executors[beat.info.executor_id] = _ExecutorWatch(beat)
+            known = self._executors[beat.info.executor_id] = _ExecutorWatch()
         known.on_heartbeat(now_s, beat)
 
     def on_served(self, now_s: float, served: OnlineServed) -> None:
@@ -167,11 +167,12 @@ class StackWatch:
 
 
 class _ExecutorWatch:
-    """One incarnation of an executor."""
+    """One incarnation of an executor, from its first heartbeat on."""
 
-    def __init__(self, beat: Heartbeat) -> None:
-        self.beat = beat
-        self.beaten_s = 0.0
+    beat: Heartbeat  # the last one, and when it came
+    beaten_s: float
+
+    def __init__(self) -> None:
         self.num_beats = 0
         self._steps, self._busy_s, self._online, self._offline = (RateWindow(RATE_S) for _ in range(4))
         self._online_s, self._online_alone_s = RateWindow(SLOWDOWN_S), RateWindow(SLOWDOWN_S)

@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable
 
 from shared.bus import Bucket, Bus, Entry
-from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.protocol import subjects
@@ -52,7 +51,6 @@ class UsageLedger:
             tasks.create_task(self._follow())
             while True:
                 await asyncio.sleep(PERIOD_S)
-                check_cancelled()
                 await self.try_flush()
                 self._forget_old()
 

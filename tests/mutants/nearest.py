@@ -9,6 +9,7 @@ REPLICA = "tests/shared/replica"
 QUEUE = "tests/shared/offline_queue"
 SIMULATION = "tests/shared/simulation"
 TEXT = "tests/shared/text"
+WATCH = "tests/shared/watch"
 OPENAI = "tests/shared/openai"
 BLEND = (f"{ORDERS}/test_density.py", f"{ORDERS}/test_blend_order.py", f"{ORDERS}/test_running_batch.py")
 TRIES = (f"{ORDERS}/test_prefix_trie.py", f"{ORDERS}/test_offline_orders.py", f"{QUEUE}/test_prompt_demand.py")
@@ -182,10 +183,16 @@ TESTS = {
     "shared/text/token_bytes.py": (f"{TEXT}/test_token_bytes.py",),
     "shared/text/token_stream.py": (f"{TEXT}/test_tokenizer.py", f"{TEXT}/test_token_stream.py"),
     "shared/settings": ("tests/shared/settings",),
-    "shared/watch/batch_counts.py": ("tests/shared/watch/test_batch_counts.py",),
-    "shared/watch/key_totals.py": ("tests/shared/watch/test_key_totals.py",),
-    "shared/watch/stack_watch.py": ("tests/shared/watch/test_stack_watch.py",),
-    "shared/watch/windows.py": ("tests/shared/watch/test_windows.py",),
+    "shared/watch/batch_counts.py": (f"{WATCH}/test_batch_counts.py",),
+    "shared/watch/follower.py": (f"{WATCH}/test_follower.py",),
+    "shared/watch/key_totals.py": (f"{WATCH}/test_key_totals.py",),
+    "shared/watch/pools.py": (f"{WATCH}/test_pools.py",),
+    "shared/watch/probe.py": (f"{WATCH}/test_probe.py",),
+    "shared/watch/stack_status.py": (f"{WATCH}/test_stack_status.py",),
+    "shared/watch/stack_watch.py": (f"{WATCH}/test_stack_watch.py",),
+    "shared/watch/tuning.py": (f"{WATCH}/test_tuning.py",),
+    "shared/watch/usage_ledger.py": (f"{WATCH}/test_usage_ledger.py",),
+    "shared/watch/windows.py": (f"{WATCH}/test_windows.py",),
     "shared/simulation": ("tests/shared/simulation",),
     "shared/simulation/executor.py": (f"{SIMULATION}/test_executor.py", f"{SIMULATION}/test_handover_messages.py"),
     "loadgen/report": ("tests/loadgen/report",),

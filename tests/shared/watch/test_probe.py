@@ -1,18 +1,22 @@
-"""Executors that have left the bus are lost before their heartbeats are missed."""
+"""Executors that have left the bus are lost before their heartbeats are missed, and so are gateways."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import cast
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from shared.bus import Bus
+from shared.bus import Bus, Subscription
 from shared.errors import NobodyListensError, NoResponderError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.watch.probe import EXECUTOR_INTERVAL_S, Probe, executor_probe
+from shared.protocol.requests import AbortRequests, HeldRequests
+from shared.watch.probe import EXECUTOR_INTERVAL_S, GATEWAY_INTERVAL_S, MISSES, Probe, executor_probe, gateway_probe
 from tests.services.gateway.live.test_tracker import Front, Peer, alive, front, peer
-from tests.simulation.run import in_virtual_time
+from tests.shared.bus.servers import until
+from tests.shared.watch.test_stack_watch import INFO
+from tests.simulation.nats import MemoryServer
+from tests.simulation.nats.test_faults import in_virtual_time
 
 __all__ = ["front", "peer"]
 
@@ -45,8 +49,10 @@ async def test_one_that_left_is_lost_and_what_it_ran_goes_on_elsewhere(
 
 
 async def test_one_that_does_not_answer_is_left_to_its_heartbeats(
-    bus: Bus, front: Front, probe: Probe[ExecutorInfo]
+    bus: Bus, front: Front, probe: Probe[ExecutorInfo], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Who looks into that finds it in the log."""
+    caplog.set_level(logging.DEBUG, "shared.watch.probe")
     asked = asyncio.Event()
     never = asyncio.Event()
 
@@ -61,34 +67,120 @@ async def test_one_that_does_not_answer_is_left_to_its_heartbeats(
     with pytest.raises(NoResponderError) as unanswered:
         await bus.request(subjects.executor_alive("executor-0"), None, object, timeout_s=0.05)
     assert not isinstance(unanswered.value, NobodyListensError)
+    await until(lambda: "not asked" in caplog.messages)
     assert [executor.info.executor_id for executor in front.registry.live()] == ["executor-0"]
+    (told,) = {(vars(each)["subject"], vars(each)["why"]) for each in caplog.records if each.message == "not asked"}
+    assert told == (subjects.executor_alive("executor-0"), str(unanswered.value))
     with pytest.raises(NobodyListensError):
         await bus.request(subjects.executor_alive("executor-1"), None, object)
     never.set()
 
 
-def test_while_there_is_no_work_it_looks_for_nobody() -> None:
-    """In virtual time."""
+@in_virtual_time
+async def test_while_there_is_no_work_it_looks_for_nobody(server: MemoryServer, one: Bus, two: Bus) -> None:
     looks, work = list[float](), list[str]()
+    now_s = asyncio.get_running_loop().time
+    begun_s = now_s()
 
-    async def main() -> None:
-        now_s = asyncio.get_running_loop().time
+    def live() -> list[ExecutorInfo]:
+        looks.append(now_s() - begun_s)
+        return []
 
-        def live() -> list[ExecutorInfo]:
-            looks.append(now_s())
-            return []
+    probe = executor_probe(one, live, lambda _: None, lambda: not work)
+    running = asyncio.create_task(probe.run())
+    await asyncio.sleep(1000.0)
+    probe.look()  # there is none after all
+    await asyncio.sleep(1000.0)
+    work.append("a request")
+    probe.look()
+    await asyncio.sleep(3.5 * EXECUTOR_INTERVAL_S)
+    work.clear()
+    await asyncio.sleep(1000.0)
+    running.cancel()
+    assert looks == pytest.approx([2000.0 + count * EXECUTOR_INTERVAL_S for count in (1, 2, 3, 4)])
 
-        probe = executor_probe(cast(Bus, None), live, lambda _: None, lambda: not work)
-        running = asyncio.create_task(probe.run())
-        await asyncio.sleep(1000.0)
-        probe.look()  # there is none after all
-        await asyncio.sleep(1000.0)
-        work.append("a request")
-        probe.look()
-        await asyncio.sleep(3.5 * EXECUTOR_INTERVAL_S)
-        work.clear()
-        await asyncio.sleep(1000.0)
-        running.cancel()
 
-    in_virtual_time("1", main)
-    assert looks == [2000.0 + count * EXECUTOR_INTERVAL_S for count in (1, 2, 3, 4)]
+@in_virtual_time
+async def test_who_misses_several_questions_in_a_row_is_gone(server: MemoryServer, one: Bus, two: Bus) -> None:
+    """And nobody who is back for one of them; whoever was gone and is there again begins anew."""
+    live, gone = [INFO], list[ExecutorInfo]()
+
+    def lose(info: ExecutorInfo) -> None:
+        gone.append(info)
+        live.remove(info)
+
+    async def here(_: object) -> str:
+        return INFO.epoch
+
+    async def is_asked(listens: bool) -> None:
+        """Once, as it is in the middle between two questions."""
+        listening: Subscription | None = None
+        if listens:
+            listening = await two.serve(subjects.executor_alive(INFO.executor_id), object, here)
+        await asyncio.sleep(EXECUTOR_INTERVAL_S)
+        if listening is not None:
+            await listening.stop()
+
+    running = asyncio.create_task(executor_probe(one, lambda: live, lose).run())
+    await asyncio.sleep(0.5 * EXECUTOR_INTERVAL_S)
+    for listens in [True, *[False] * (MISSES - 1)] * 3 + [True, *[False] * MISSES]:
+        assert not gone
+        await is_asked(listens)
+    assert gone == [INFO] and not live
+    await is_asked(False)
+    live.append(INFO)
+    for _ in range(MISSES):
+        assert gone == [INFO]
+        await is_asked(False)
+    assert gone == [INFO, INFO]
+    running.cancel()
+
+
+def held(gateway_id: str) -> HeldRequests:
+    return HeldRequests("executor-0", "epoch", [f"{gateway_id}-1", f"{gateway_id}-2"])
+
+
+def answering(unwanted: list[str], told: list[HeldRequests]) -> Callable[[HeldRequests], Awaitable[AbortRequests]]:
+    async def answer(held_there: HeldRequests) -> AbortRequests:
+        told.append(held_there)
+        return AbortRequests(unwanted)
+
+    return answer
+
+
+@in_virtual_time
+async def test_gateways_are_told_what_is_held_and_tell_what_they_do_not_wait_for(
+    server: MemoryServer, one: Bus, two: Bus
+) -> None:
+    told, aborted, gone = list[HeldRequests](), list[list[str]](), list[str]()
+    for gateway_id, unwanted in (("a", ["a-2"]), ("b", [])):
+        await two.serve(subjects.alive(gateway_id), HeldRequests, answering(unwanted, told))
+    await two.flush()
+    running = asyncio.create_task(gateway_probe(one, lambda: ("a", "b"), gone.append, held, aborted.append).run())
+    await asyncio.sleep(2.5 * GATEWAY_INTERVAL_S)
+    running.cancel()
+    assert told == [held("a"), held("b")] * 2
+    assert aborted == [["a-2"]] * 2 and not gone
+
+
+@in_virtual_time
+async def test_a_gateway_that_does_not_answer_in_time_is_gone(server: MemoryServer, one: Bus, two: Bus) -> None:
+    """An executor may be busy; a gateway that does not answer serves nobody."""
+    told, gone_s = list[HeldRequests](), dict[str, float]()
+    now_s = asyncio.get_running_loop().time
+
+    async def deaf(_: HeldRequests) -> None:
+        await asyncio.Event().wait()
+
+    def note(gateway_id: str) -> None:
+        gone_s.setdefault(gateway_id, now_s() - begun_s)
+
+    await two.serve(subjects.alive("deaf"), HeldRequests, deaf)
+    await two.serve(subjects.alive("well"), HeldRequests, answering([], told))
+    await two.flush()
+    begun_s = now_s()
+    running = asyncio.create_task(gateway_probe(one, lambda: ("deaf", "well"), note, held, lambda _: None).run())
+    await asyncio.sleep(20 * GATEWAY_INTERVAL_S)
+    running.cancel()
+    assert gone_s == {"deaf": pytest.approx(MISSES * 2 * GATEWAY_INTERVAL_S, abs=0.1)}, "each time after a wait as long"
+    assert len(told) == 10

@@ -207,6 +207,22 @@ def test_the_batches_that_ended_last_are_kept_for_each_owner(heard: list[tuple[i
     }
 
 
+def test_what_became_of_batches_is_counted_beside_what_is_shown() -> None:
+    watch = StackWatch()
+    for number in range(MAX_ENDED + 2):
+        watch.on_batch(0.0, f"b{number}", batch(f"b{number}"))
+        watch.on_batch(1.0, f"b{number}", batch(f"b{number}", "completed", done=100))
+    assert watch.batch_counts.ended["completed"] == MAX_ENDED + 2 > len(watch.ended(sees_all))
+
+
+def test_owners_whose_batches_are_gone_take_no_room() -> None:
+    watch = StackWatch()
+    for number in range(100):
+        watch.on_batch(0.0, f"b{number}", batch(f"b{number}", "completed", owner=f"owner-{number}"))
+        watch.on_batch(1.0, f"b{number}", None)
+    assert not watch._num_ended
+
+
 def test_when_a_batch_ended() -> None:
     assert ended_at(batch("b")) == 0
     for name in ("completed_at", "failed_at", "expired_at", "cancelled_at"):

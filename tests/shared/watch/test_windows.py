@@ -2,13 +2,14 @@
 
 from math import floor
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.latency.histogram import LatencyHistogram
 from shared.watch.windows import RateWindow, Rolling
 
 GAPS_S = st.floats(0, 8)
+LONGER_S = GAPS_S | st.sampled_from([5.0, 10.0, 12.0])  # as long as a span, and longer
 
 
 @given(st.lists(st.tuples(GAPS_S, st.lists(st.floats(1, 1000), max_size=3)), max_size=25), GAPS_S)
@@ -50,7 +51,8 @@ def test_what_is_asked_for_is_nobody_elses() -> None:
     assert rolling.total(1.5).num_samples == 1
 
 
-@given(st.lists(st.tuples(GAPS_S, st.integers(-3, 20)), max_size=25))
+@given(st.lists(st.tuples(LONGER_S, st.integers(-3, 20)), max_size=25))
+@example([(0.0, 1), (1.0, 1), (10.0, 1)])
 def test_a_rate_is_that_since_the_last_that_was_seen_a_span_ago(told: list[tuple[float, int]]) -> None:
     """Or, where nothing is that old, since the first. A smaller total is that of something new."""
     window, now_s, total = RateWindow(10.0), 100.0, 50

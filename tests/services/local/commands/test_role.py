@@ -16,7 +16,6 @@ from shared.protocol import subjects
 from shared.protocol.executors import ExecutorCounters, ExecutorInfo, Heartbeat
 from shared.protocol.handover import SetRole
 from shared.scheduling.placement.role import Role
-from shared.watch.pools import acting_roles
 from shared.watch.stack_watch import StackWatch
 from tests.services.gateway.gateway_rig import GatewayRig
 from tests.services.local.commands.test_top import drawn
@@ -84,16 +83,6 @@ async def test_a_role_is_told_through_a_gateway(nats_url: str, executor: Executo
         no_role = await asyncio.to_thread(rig.http.post, "/executors/executor-0/role/lazy")
         assert no_role.status_code == 400 and "strict" in no_role.json()["error"]["message"]
     assert executor.info.role is Role.RELAXED
-
-
-def test_what_each_acts_as_depends_on_who_takes_requests() -> None:
-    strict, relaxed = beat("executor-0", Role.STRICT), beat("executor-1", Role.RELAXED)
-    other = replace(beat("executor-2", Role.STRICT), info=replace(strict.info, executor_id="executor-2"))
-    elsewhere = replace(other, info=replace(other.info, spec=replace(other.info.spec, model="another")))
-    assert acting_roles([strict, relaxed]) == {"executor-0": Role.STRICT, "executor-1": Role.RELAXED}
-    assert acting_roles([strict, elsewhere]) == {"executor-0": Role.MIXED, "executor-2": Role.MIXED}
-    drained = beat("executor-1", Role.RELAXED, draining=True)
-    assert acting_roles([strict, drained]) == {"executor-0": Role.MIXED, "executor-1": Role.RELAXED}
 
 
 def test_status_shows_pools_where_there_are_some() -> None:
