@@ -43,13 +43,26 @@ class Sizes:
     """A group of options."""
 
     width: Annotated[int, typer.Option(help="across")]
-    height: "Annotated[int, typer.Option(help='up')]" = 3  # as of a module that does not evaluate them
+    height: "Annotated[int, typer.Option(help='upwards')]" = 3  # as of a module that does not evaluate them
 
 
-def run(command: Any, *arguments: str) -> Result:
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """A group of one option, with its name."""
+
+    margin: int = 2
+
+
+def run(command: Any, *arguments: str, **environ: str) -> Result:
     app = typer.Typer()
     app.command()(command)
-    return CliRunner().invoke(app, arguments, env=WIDE)
+    return CliRunner().invoke(app, arguments, env=WIDE | environ, prog_name="tool")
+
+
+def explained(text: str, name: str) -> str:
+    """What help says of an option or an argument."""
+    (line,) = [line for line in text.splitlines() if name in line.split()]
+    return line
 
 
 class Called:
@@ -98,6 +111,21 @@ def test_what_no_setting_can_be_is_refused(arguments: tuple[str, ...], said: str
     assert result.exit_code == 2 and said in result.output and called.given is None
 
 
+def test_a_shell_completes_the_known_values() -> None:
+    def completed(words: str) -> list[str]:
+        environ = {"_TOOL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+
+        @with_settings(settings_of(Engine))
+        def command(given: Given) -> None:
+            raise AssertionError
+
+        return run(command, **environ).output.split()
+
+    assert completed("tool --engine ") == ["torch", "sim"]
+    assert completed("tool --engine s") == ["sim"]
+    assert completed("tool --path ") == [], "anything may be there"
+
+
 def test_help_says_what_each_is_and_its_default() -> None:
     text = Called().run("--help").output
     lines = [" ".join(line.strip(" │").split()) for line in text.splitlines()]
@@ -136,13 +164,25 @@ def test_groups_and_tables_stand_in_the_place_of_their_parameter() -> None:
 
 
 def test_a_group_may_be_called_as_one_of_its_options() -> None:
-    made: list[Sizes] = []
+    made: list[Sizes | Margin] = []
 
     @with_option_groups
-    def command(width: Sizes) -> None:
-        made.append(width)
+    def command(width: Sizes, margin: Margin) -> None:
+        made.extend((width, margin))
 
-    assert run(command, "--width", "7").exit_code == 0 and made == [Sizes(7, 3)]
+    assert run(command, "--width", "7", "--margin", "5").exit_code == 0 and made == [Sizes(7, 3), Margin(5)]
+
+
+def test_annotations_may_be_texts() -> None:
+    """Of the command, and of a group's fields."""
+
+    @with_option_groups
+    def command(first: "Annotated[str, typer.Argument(help='which one')]", sizes: "Sizes") -> None:
+        raise AssertionError
+
+    text = run(command, "--help").output
+    for name, words in (("first", "which one"), ("--width", "across"), ("--height", "upwards")):
+        assert words in explained(text, name)
 
 
 def test_help_that_begins_with_a_known_value_stays_as_it_is() -> None:
