@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 from loadgen.errors import WorkloadError
 from loadgen.workload.files import open_text
 from loadgen.workload.traces import TraceRequest
+from shared.errors import ModelError
+from shared.text.tokenizer import read_backend
 
 Unit = TypeVar("Unit")
 
@@ -96,13 +98,10 @@ def text_prompts(model_path: Path | None, filler: str | None, salt: str) -> Prom
 
 def load_tokenizer(model_path: Path) -> Tokenizer:
     """The tokenizer of a model folder. Raises WorkloadError when it has none that can be read."""
-    file = model_path / "tokenizer.json"
-    if not file.is_file():
-        raise WorkloadError(f"{file} is not there: give --model-path a folder with the model's tokenizer.json")
     try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise WorkloadError(f"{file} cannot be read as a tokenizer: {error}") from error
+        return read_backend(model_path)
+    except ModelError as error:
+        raise WorkloadError(str(error)) from error
 
 
 def read_filler(filler: Path) -> str:

@@ -63,13 +63,7 @@ class Tokenizer:
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and the TEMPLATE_FILES. Raises ModelError."""
         folder = Path(path)
-        file = folder / "tokenizer.json"
-        if not file.exists():
-            raise ModelError(f"{folder} is not a prepared model: it has no {file.name}")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from error
+        backend = read_backend(folder)
         backend.no_truncation()
         backend.no_padding()
         config_path = folder / "tokenizer_config.json"
@@ -180,6 +174,17 @@ class Tokenizer:
         shown = frozenset[int]() if shows_special else hidden_ids
         stream = TokenStream(self._backend, shown, self._bytes.single_bytes, follows)
         return IncrementalDetokenizer(stream, stop, min_tokens, includes_stop)
+
+
+def read_backend(folder: Path) -> tokenizers.Tokenizer:
+    """The library's own tokenizer, as the folder's tokenizer.json has it. Raises ModelError."""
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        raise ModelError(f"{folder} is not a prepared model: it has no {file.name}")
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from error
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:

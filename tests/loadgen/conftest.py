@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from loadgen.workload.prompts import generated_text
 from tests.loadgen.openai_server import OpenAIServer, serve
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -35,6 +37,18 @@ def prompt_file(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f'{{"prompt": "prompt {index}"}}\n' for index in range(1000)))
     return path
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path: Path) -> Path:
+    """A folder with a small byte-level tokenizer, trained here."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator([generated_text(2000)], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
 
 
 def shared_data(name: str) -> Path:
