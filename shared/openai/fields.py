@@ -50,8 +50,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class OtherFields:
-    """Of one endpoint, fields that its body has not, and values of some that it has. Null and what is empty ask for
-    nothing; what is in neither table is refused with any other value."""
+    """Of one endpoint, fields that its body has not. Null and what is empty ask for nothing; what is in neither table
+    is refused with any other value."""
 
     ignored: tuple[str, ...]  # without effect on the text
     refused: Mapping[str, tuple[Any, ...]]  # but for these values, which ask for nothing
@@ -117,7 +117,7 @@ def read_fields(body: bytes, served: Collection[str], others: OtherFields) -> di
     or not with its value."""
     fields, taken = decode_body(body, _fields_decoder), (*served, *others.ignored)
     for name, value in fields.items():
-        if name in others.refused or name not in taken:
+        if name not in taken:
             check_field(name, decode_body(value, _value_decoder), others.refused.get(name, ()))
     return fields
 

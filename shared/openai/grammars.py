@@ -42,10 +42,11 @@ def grammar_of(asked: ResponseFormat | None, tokenizer: Tokenizer) -> str:
     """llguidance's own JSON of it; empty for any text. Raises RequestError where nothing could keep to it."""
     if asked is None or asked.type == "text":
         return ""
-    if asked.type == "json_schema" and asked.json_schema is None:
+    if asked.type == "json_object":
+        return schema_grammar(ANY_OBJECT, tokenizer, PARAM)
+    if asked.json_schema is None:
         raise RequestError("response_format.json_schema is missing", f"{PARAM}.json_schema")
-    schema = ANY_OBJECT if asked.json_schema is None or asked.type == "json_object" else asked.json_schema.schema
-    return schema_grammar(schema, tokenizer, PARAM)
+    return schema_grammar(asked.json_schema.schema, tokenizer, PARAM)
 
 
 def schema_grammar(schema: dict[str, Any], tokenizer: Tokenizer, param: str) -> str:

@@ -120,8 +120,7 @@ def message_call(
     call: CalledFunction, format: ToolFormat, request_id: str, choice: int, number: int
 ) -> MessageToolCall:
     """``number`` counts the calls of a choice. The id is the same whenever the same answer is written."""
-    stem = f"{request_id}-{choice}" if choice else request_id
-    digest = blake2b(f"{stem}:{number}".encode(), digest_size=12).hexdigest()
+    digest = blake2b(f"{request_id}-{choice}:{number}".encode(), digest_size=12).hexdigest()
     id = digest[:MISTRAL_ID_LENGTH] if format is ToolFormat.MISTRAL else f"call_{digest}"
     return MessageToolCall(id, call)
 

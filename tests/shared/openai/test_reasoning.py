@@ -83,6 +83,57 @@ def test_reasoning_is_streamed_before_the_content() -> None:
         [{"content": "."}],
     ]
     assert deltas(chunks.finish("stop")) == [{}]
+    at_once = ReasoningChunks(ChunkWriter(HEAD, False), Reasoning(*MARKS))
+    shown = [deltas(at_once.text(text)) for text in ("<think>", "Let", "</think>")]
+    assert shown == [[{"reasoning": ""}], [{"reasoning": "Let"}], [{"content": ""}]]
+
+
+def test_each_choice_is_parted_by_itself() -> None:
+    chunks = ReasoningChunks(ChunkWriter(HEAD, True, num_choices=2), Reasoning(*MARKS))
+    assert chunks.start() == ChunkWriter(HEAD, True, num_choices=2).start()
+    events = b"".join(chunks.text(text, (), index) for index, text in ((1, "<think>a"), (0, "b"), (1, "c</think>d")))
+    lines = [json.loads(line.removeprefix("data: ")) for line in events.decode().split("\n\n") if line]
+    found = [(choice["index"], choice["delta"]) for line in lines for choice in line["choices"]]
+    assert found == [(1, {"reasoning": "a"}), (0, {"content": "b"}), (1, {"reasoning": "c"}), (1, {"content": "d"})]
+    for index in (1, 0):
+        assert chunks.finish("length", index) == ChunkWriter(HEAD, True, num_choices=2).finish("length", index)
+    assert chunks.end(USAGE) == ChunkWriter(HEAD, True).end(USAGE) and chunks.fail("x") == ChunkWriter(HEAD, True).fail(
+        "x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<thi", [{"content": "<thi"}, {}]),
+        ("<think>Hm</thi", [{"reasoning": "</thi"}, {}]),
+        ("<think>Hm</think>", [{}]),
+        ("Yes", [{}]),
+    ],
+)
+def test_the_rest_comes_at_the_end(text: str, shown: list[dict[str, Any]]) -> None:
+    chunks = ReasoningChunks(ChunkWriter(HEAD, False), Reasoning(*MARKS))
+    chunks.text(text)
+    assert deltas(chunks.finish("stop")) == shown
+    hidden = ReasoningChunks(ChunkWriter(HEAD, False), Reasoning(*MARKS, is_shown=False))
+    hidden.text(text)
+    without = [{"content": ""} if "reasoning" in each else each for each in shown]
+    assert deltas(hidden.finish("stop")) == without
+
+
+def test_tokens_come_with_what_is_shown_first(tokenizer: Tokenizer) -> None:
+    """Once, where a piece has the end of the reasoning and the beginning of the content."""
+    shape = LogprobsShape(tokenizer, is_chat=True)
+    tokens = [ShownToken(10, TokenLogprobs(-1.0, [], []), 0)]
+    for reasoning, expected in (
+        (Reasoning(*MARKS, is_open=True), [({"reasoning": "Hm"}, True), ({"content": "Yes"}, False)]),
+        (Reasoning(*MARKS, is_open=True, is_shown=False), [({"content": "Yes"}, True)]),
+    ):
+        chunks = ReasoningChunks(ChunkWriter(HEAD, False, shape), reasoning)
+        data = chunks.text("Hm</think>Yes", tokens)
+        lines = [json.loads(line.removeprefix("data: ")) for line in data.decode().split("\n\n") if line]
+        found = [(each["choices"][0]["delta"], each["choices"][0]["logprobs"] is not None) for each in lines]
+        assert found == expected
 
 
 def test_reasoning_that_is_not_wanted_is_left_out() -> None:

@@ -14,13 +14,13 @@ from shared.text.tokenizer import Tokenizer
 from tests.shared.text.test_tokenizer import BYTE_FALLBACK, BYTE_LEVEL, MIXED_TEXT, byte_fallback_backend
 
 
-def with_bos() -> Tokenizer:
+def with_bos(chat_template: str | None = None) -> Tokenizer:
     """As Llama's: SentencePiece, and a token before every text."""
     backend = byte_fallback_backend()
     backend.add_special_tokens(["<s>"])
     bos = backend.token_to_id("<s>")
     backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", bos)])
-    return Tokenizer(backend, None, {})
+    return Tokenizer(backend, chat_template, {})
 
 
 WITH_BOS = with_bos()

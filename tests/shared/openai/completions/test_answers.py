@@ -1,6 +1,7 @@
 """Answers that the official client's own types accept."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,11 +14,17 @@ from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsag
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.objects import created_s_of, error_body, is_well_formed, new_id
-from shared.openai.shown_text import shown_output
+from shared.openai.reasoning import Reasoning
+from shared.openai.shown_prompt import Echo, ShownPrompt, joined
+from shared.openai.shown_text import LogprobsShape, shown_output
+from shared.openai.tools.calls import ToolUse
+from shared.protocol.prompt_scores import PromptScore, pack_scores
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.protocol.tokens import ChoiceOutput
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.text.tokenizer import Tokenizer
-from tests.shared.text.test_tokenizer import BYTE_FALLBACK
+from shared.text.tool_format import ToolFormat
+from tests.services.gateway.tool_models import CALLS, make_model
+from tests.shared.text.test_tokenizer import BYTE_FALLBACK, BYTE_LEVEL
 
 USAGE = CompletionUsage.of(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
 TEXT_WITH_ESCAPES = 'quote " newline \n emoji 😀 \u2028'
@@ -79,6 +86,115 @@ def test_the_usage_chunk_has_no_choices(endpoint: str) -> None:
     assert (event["choices"], done, rest) == ([], b"data: [DONE]", b"")
     assert ChunkWriter(AnswerHead(endpoint, "r1", 17, "m"), False).end(USAGE) == b"data: [DONE]\n\n"
     assert event["usage"]["total_tokens"] == 8
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_the_head_tells_the_tier_where_there_is_one(endpoint: str) -> None:
+    told = {"id": "chatcmpl-r1" if endpoint == CHAT else "cmpl-r1", "created": 17, "model": "m"}
+    assert AnswerHead(endpoint, "r1", 17, "m").fields() == told
+    assert AnswerHead(endpoint, "r1", 17, "m", "flex").fields() == told | {"service_tier": "flex"}
+    body = msgspec.to_builtins(completion_body(AnswerHead(endpoint, "r1", 17, "m", "flex"), [], USAGE))
+    assert body["service_tier"] == "flex" and body["usage"] == msgspec.to_builtins(USAGE)
+
+
+def test_the_usage_adds_up() -> None:
+    counts = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    told = [msgspec.to_builtins(CompletionUsage.of(5, 3, *cached)) for cached in ((), (4,))]
+    assert told == [counts | {"prompt_tokens_details": {"cached_tokens": cached}} for cached in (0, 4)]
+
+
+PROMPT, OUTPUT = BYTE_LEVEL.encode("a b"), BYTE_LEVEL.encode(" c d")
+PROMPT_SCORES = pack_scores([PromptScore(-0.5, 2, (PROMPT[0],), (-0.25,))])
+SCORED = [TokenLogprobs(-1.0, [PROMPT[0]], [-0.75]), TokenLogprobs(-2.0, [PROMPT[1]], [-1.5])]
+
+
+@pytest.mark.parametrize("num_top", [None, 1])
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("lists_prompt", [False, True])
+def test_a_choice_is_shown_as_it_was_asked_for(num_top: int | None, echo: bool, lists_prompt: bool) -> None:
+    """Its text behind the prompt's, its tokens' logprobs behind those of the prompt, and the prompt's listed apart."""
+    output = ChoiceOutput(OUTPUT, FinishReason.LENGTH, SCORED if num_top else None)
+    wanted = 1 if lists_prompt or (echo and num_top) else None
+    sampling = SamplingParams(8, logprobs=num_top, prompt_logprobs=wanted, echo=echo, lists_prompt=lists_prompt)
+    prompt, shape = ShownPrompt(PROMPT, PROMPT_SCORES), LogprobsShape(BYTE_LEVEL, is_chat=False)
+    found = Choice.of(output, sampling, shape, False, prompt)
+    assert (found.text, found.finish_reason) == ("a b c d" if echo else " c d", FinishReason.LENGTH)
+    assert found.prompt_logprobs == prompt.listed(BYTE_LEVEL, sampling) and bool(found.prompt_logprobs) is lists_prompt
+    own = Echo.of(BYTE_LEVEL, PROMPT)
+    _, tokens = shown_output(BYTE_LEVEL, output, sampling)
+    if num_top is None:
+        assert found.logprobs is None
+    elif not echo:
+        assert found.logprobs == shape.body(tokens)
+    else:
+        assert found.logprobs == joined(prompt.logprobs(own, sampling), own.before(shape).body(tokens))
+        assert found.logprobs is not None and found.logprobs["text_offset"] == [0, 1, 3, 5]
+
+
+def test_the_mark_of_a_call_is_shown_where_calls_are_looked_for(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = make_model(model_folder, ToolFormat.MISTRAL, tmp_path_factory.mktemp("model"))
+    tokenizer, (call, _) = Tokenizer.from_folder(folder), CALLS[ToolFormat.MISTRAL]
+    output = ChoiceOutput(tokenizer.encode(call), FinishReason.STOP)
+    shape, prompt = LogprobsShape(tokenizer, is_chat=True), ShownPrompt([1])
+    texts = [Choice.of(output, SamplingParams(9), shape, shows_calls, prompt).text for shows_calls in (True, False)]
+    assert texts == [call, call.removeprefix("[TOOL_CALLS]")]
+
+
+LISTED: list[dict[str, Any] | None] = [None, {"5": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}]
+
+
+def test_the_prompt_is_listed_with_each_text_and_once_with_a_chat() -> None:
+    choices = [Choice("a", FinishReason.STOP, {"tokens": ["a"]}, LISTED), Choice("b", FinishReason.STOP)]
+    text, chat = (
+        msgspec.to_builtins(completion_body(AnswerHead(each, "r1", 17, "m"), choices, USAGE)) for each in (TEXT, CHAT)
+    )
+    assert [each.get("prompt_logprobs") for each in text["choices"]] == [LISTED, None]
+    assert "prompt_logprobs" not in text and "prompt_logprobs" not in text["choices"][1]
+    assert chat["prompt_logprobs"] == LISTED and not any("prompt_logprobs" in each for each in chat["choices"])
+    for body in (text, chat):
+        assert [each["logprobs"] for each in body["choices"]] == [{"tokens": ["a"]}, None]
+    bare = msgspec.to_builtins(completion_body(AnswerHead(CHAT, "r1", 17, "m"), choices[1:], USAGE))
+    assert "prompt_logprobs" not in bare
+    assert "prompt_logprobs" not in msgspec.to_builtins(completion_body(AnswerHead(CHAT, "r1", 17, "m"), [], USAGE))
+
+
+CALL, _ = CALLS[ToolFormat.HERMES]
+TOOLS, MARKS = ToolUse(ToolFormat.HERMES, ["get_weather"]), Reasoning("<think>", "</think>")
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning", "num_calls"),
+    [
+        ("", "", None, 0),
+        ("Yes.", "Yes.", None, 0),
+        ("<think>Hm.", None, "Hm.", 0),
+        ("<think>Hm.</think>Yes.", "Yes.", "Hm.", 0),
+        (CALL, None, None, 1),
+        (f"Well. {CALL}", "Well.", None, 1),
+        (f"<think>Hm.</think>{CALL}{CALL}", None, "Hm.", 2),
+        (f"<think>Hm.</think>Well. {CALL}", "Well.", "Hm.", 1),
+    ],
+)
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+def test_a_message_has_what_its_text_has(
+    text: str, content: str | None, reasoning: str | None, num_calls: int, reason: FinishReason
+) -> None:
+    """No content beside calls or a thought alone; an answer that was cut says so, whether it calls or not."""
+    whole = [Choice(text, reason)] * 2
+    body = msgspec.to_builtins(completion_body(AnswerHead(CHAT, "r1", 17, "m"), whole, USAGE, TOOLS, MARKS))
+    for index, choice in enumerate(body["choices"]):
+        message, ended = choice["message"], reason is FinishReason.STOP and num_calls > 0
+        assert (choice["index"], choice["finish_reason"]) == (index, "tool_calls" if ended else reason)
+        assert (message["content"], message.get("reasoning"), message["role"]) == (content, reasoning, "assistant")
+        assert [each["function"]["name"] for each in message.get("tool_calls", [])] == ["get_weather"] * num_calls
+        assert message["refusal"] is None and ("reasoning" in message) is (reasoning is not None)
+        assert ("tool_calls" in message) is (num_calls > 0)
+    ids = [call["id"] for choice in body["choices"] for call in choice["message"].get("tool_calls", [])]
+    assert len(set(ids)) == len(ids) == 2 * num_calls, "calls of all choices are told apart"
+    plain = msgspec.to_builtins(completion_body(AnswerHead(CHAT, "r1", 17, "m"), whole, USAGE))
+    assert plain["choices"][0]["message"] == {"content": text, "role": "assistant", "refusal": None}
 
 
 def test_errors_have_openais_shape() -> None:

@@ -165,9 +165,9 @@ def test_prompts_as_text_as_ids_and_in_a_list_are_the_same() -> None:
 
 
 def test_several_prompts_have_their_own_choices() -> None:
-    request = parse(TEXT, prompt=["Hello there", [5, 6]], n=2, seed=3)
-    assert request.prompts == [TOKENIZER.encode("Hello there"), [5, 6]] and request.num_choices == 4
-    first, second = (parse(TEXT, prompt=prompt, n=2, seed=3).choices() for prompt in ("Hello there", [5, 6]))
+    request = parse(TEXT, prompt=["Hello there", [5, 6]], n=3, seed=3)
+    assert request.prompts == [TOKENIZER.encode("Hello there"), [5, 6]] and request.num_choices == 6
+    first, second = (parse(TEXT, prompt=prompt, n=3, seed=3).choices() for prompt in ("Hello there", [5, 6]))
     assert request.choices() == [*first, *second]
 
 
@@ -260,6 +260,24 @@ def test_more_scores_than_a_message_holds_are_refused() -> None:
     with pytest.raises(RequestError, match="70000 tokens in the prompt with 6 log probabilities each"):
         parse_completion(TEXT, msgspec.json.encode(body), TOKENIZER, model)
     assert parse_completion(TEXT, msgspec.json.encode(body | {"logprobs": 4}), TOKENIZER, model).prompt_token_ids
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_what_belongs_to_the_answer_arrives(endpoint: str) -> None:
+    tiers = [parse(endpoint, service_tier=tier).service_tier for tier in ("flex", "auto", "default", "priority", None)]
+    assert tiers == ["flex", "default", "default", "default", "default"]
+    assert parse(endpoint, metadata={"team": "x"}).metadata == {"team": "x"} and parse(endpoint).metadata is None
+    options: list[dict[str, Any]] = [{}, {"include_usage": None}, {"include_usage": False}, {"include_usage": True}]
+    found = [parse(endpoint, stream=True, stream_options=each).include_usage for each in options]
+    assert found == [False, False, False, True]
+    assert (parse(endpoint, stream=True).stream, parse(endpoint, stream=True).include_usage) == (True, False)
+
+
+def test_prompts_leave_room_for_the_output_by_the_longest_of_them() -> None:
+    prompts = [[5] * 100, [5] * 10]
+    assert parse(TEXT, prompt=prompts, max_tokens=156).sampling.max_tokens == 156
+    with pytest.raises(RequestError, match=r"257 \(100 in prompt, 157 in max_tokens\)"):
+        parse(TEXT, prompt=prompts[::-1], max_tokens=157)
 
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:

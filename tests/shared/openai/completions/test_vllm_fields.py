@@ -3,10 +3,14 @@
 from typing import Any
 
 import pytest
+import tokenizers
 from llguidance import LLMatcher
+from tokenizers import models, normalizers, processors
 
+from shared.openai.completions.bad_words import bad_word_tokens
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.errors import RequestError
+from shared.text.tokenizer import Tokenizer
 from tests.shared.openai.completions.test_requests import TOKENIZER, json_schema, parse
 
 SCHEMA: dict[str, Any] = {
@@ -16,6 +20,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 LARK, GBNF = 'start: "yes" | "no" NUM\nNUM: /[0-9]+/', 'root ::= "yes" | "no" num\nnum ::= [0-9]+'
+WITH_BLANKS = Tokenizer(tokenizers.Tokenizer(models.BPE(vocab={" ": 0, "h": 1, "e": 2}, merges=[])), None, {})
 ODD_TEXTS = ['say "hi"\n', "back\\slash / é 😀", "tab\t"]
 
 # What is asked for; what keeps to it, and what does not.
@@ -99,6 +104,59 @@ def test_what_is_wrong_is_refused_by_its_name(endpoint: str, fields: dict[str, A
         parse(endpoint, **fields)
     assert raised.value.status == 400 and (raised.value.param or "").startswith(param)
     assert param.partition(".")[0] in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"guided_regex": "a" * 70_000}, "^guided_regex is longer than 65536 bytes$"),
+        ({"structured_outputs": {"choice": ["a" * 70_000]}}, "^structured_outputs.choice is longer than 65536 bytes$"),
+        ({"guided_json": "{"}, "^guided_json is not valid JSON: "),
+        ({"guided_json": "[1]"}, "^guided_json is no JSON schema; give an object$"),
+        ({"guided_regex": "(a"}, "^guided_regex: ."),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice does not go with guided_regex: an answer keeps"),
+        (
+            {"structured_outputs": {"json_object": True, "regex": "a"}},
+            "json_object does not go with structured_outputs.regex",
+        ),
+        (
+            {"structured_outputs": {"whitespace_pattern": " "}},
+            "^structured_outputs.whitespace_pattern is not supported",
+        ),
+        ({"structured_outputs": {"disable_additional_properties": True}}, "leave it out or set it to false$"),
+    ],
+)
+def test_it_is_said_what_is_wrong(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        parse(TEXT, **fields)
+
+
+def test_a_word_is_banned_as_it_begins_a_text_and_as_it_follows_a_blank() -> None:
+    """Where that is another token: of several tokens only the first may be, and a space before it is as none."""
+    words = ["cat", " dog", "Supercalifragilistic", "cat"]
+    found = bad_word_tokens(words, TOKENIZER)
+    bare, spaced = ([TOKENIZER.encode(f"{blank}{word}") for word in ("cat", "dog")] for blank in ("", " "))
+    assert [*map(list, found[:4])] == [bare[0], spaced[0], bare[1], spaced[1]] and len(set(found)) == len(found)
+    assert all(len(each) == 1 for each in (*bare, *spaced)) and bare != spaced
+    long = TOKENIZER.encode("Supercalifragilistic")
+    assert tuple(long) in found and len(long) > 1
+
+
+def test_a_blank_that_is_a_token_of_its_own_bans_no_other_word() -> None:
+    """Nor does a token that every text begins with, which is none of the word's."""
+    assert bad_word_tokens(["he"], WITH_BLANKS) == ((1, 2),)
+    backend = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, " ": 1, "h": 2, " h": 3}, merges=[(" ", "h")]))
+    backend.normalizer = normalizers.Prepend("a")
+    begun = Tokenizer(backend, None, {})
+    assert (begun.encode("h"), begun.encode(" h")) == ([0, 2], [0, 3])
+    assert bad_word_tokens(["h"], begun) == ((0, 2),)
+    special = tokenizers.Tokenizer(models.BPE(vocab={"h": 0, " ": 1, " h": 2}, merges=[(" ", "h")]))
+    special.add_special_tokens(["<s>"])
+    special.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 3)])
+    assert bad_word_tokens(["h"], Tokenizer(special, None, {})) == ((0,), (2,))
+    with pytest.raises(RequestError, match="'z' has no token in the model's vocabulary") as refused:
+        bad_word_tokens(["he", "z"], WITH_BLANKS)
+    assert refused.value.param == "bad_words"
 
 
 def test_what_the_engines_are_told(endpoint: str = TEXT) -> None:

@@ -8,7 +8,8 @@ import pytest
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.openai.completions.requests import CHAT, parse_completion
 from shared.openai.errors import RequestError
-from shared.openai.responses.requests import ResponseRequest, parse_response
+from shared.openai.fields import MAX_DEPTH
+from shared.openai.responses.requests import ResponseRequest, parse_response, previous_of
 from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
 
@@ -24,10 +25,10 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-def parse(**fields: Any) -> ResponseRequest:
+def parse(before: list[dict[str, Any]] | None = None, **fields: Any) -> ResponseRequest:
     body = {"model": "tiny", "input": "Hello"} | fields
     present = {name: value for name, value in body.items() if value is not msgspec.UNSET}
-    return parse_response(msgspec.json.encode(present), TOKENIZER, MODEL)
+    return parse_response(msgspec.json.encode(present), TOKENIZER, MODEL, before)
 
 
 def chat(messages: list[dict[str, str]], **fields: Any) -> Any:
@@ -55,6 +56,57 @@ def test_it_is_the_chat_completion_of_the_same_messages() -> None:
 
 def test_a_text_is_one_message_of_the_user() -> None:
     assert parse(seed=1).completion == chat([{"role": "user", "content": "Hello"}])
+
+
+def test_it_goes_on_from_the_messages_before() -> None:
+    """What it is told to be comes first, and is of this response alone."""
+    before = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    asked = parse(before, previous_response_id="resp_1", instructions="", seed=1)
+    own = [{"role": "user", "content": "Hello"}]
+    assert asked.completion == chat([{"role": "system", "content": ""}, *before, *own])
+    assert (asked.before, asked.input) == (before, own)
+    assert parse([], previous_response_id="resp_1", seed=1).completion == chat(own)
+    assert (parse().before, parse().input) == ([], own)
+
+
+@pytest.mark.parametrize(("previous", "found"), [("resp_1", "resp_1"), ("", None), (None, None)])
+def test_the_response_before_is_known_without_its_messages(previous: str | None, found: str | None) -> None:
+    body = {"model": "tiny", "input": "Hello", "previous_response_id": previous}
+    assert previous_of(msgspec.json.encode(body)) == found
+    assert found or parse(previous_response_id=previous).before == []
+
+
+def test_mistakes_are_told_by_the_place_in_the_input() -> None:
+    """Whatever else the chat has before it."""
+    before = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    for options in ({}, {"instructions": "Be brief."}, {"before": before}, {"before": before, "instructions": "x"}):
+        with pytest.raises(RequestError) as refused:
+            parse(input=[USER, {"role": "tool", "content": "a"}], **options)
+        place = "input[1].tool_call_id"
+        assert (refused.value.param, refused.value.message) == (place, f"{place} is missing")
+    with pytest.raises(RequestError) as refused:
+        parse([{"role": "king", "content": "Hi"}])
+    assert refused.value.param == "input[0].role", "what is stored is not the input's, and has no better name"
+
+
+def test_what_is_too_long_is_told_by_this_endpoints_names() -> None:
+    with pytest.raises(RequestError, match=r"\d+ in input, 250 in max_output_tokens\)$") as refused:
+        parse(max_output_tokens=250)
+    assert (refused.value.param, refused.value.code) == ("max_output_tokens", "context_length_exceeded")
+    with pytest.raises(RequestError, match="the model 'messages' does not exist") as refused:
+        parse(model="messages")
+    assert (refused.value.param, refused.value.status) == ("model", 404)
+
+
+def test_a_format_is_nested_up_to_a_depth() -> None:
+    """Its own objects count too."""
+    for depth, is_taken in ((MAX_DEPTH - 1, True), (MAX_DEPTH, False)):
+        asked = {"format": {"type": "json_schema", "name": "a", "schema": nested(depth)}}
+        if is_taken:
+            assert parse(text=asked).completion.sampling.grammar
+        else:
+            with pytest.raises(RequestError, match=r"text.format is nested more than"):
+                parse(text=asked)
 
 
 @pytest.mark.parametrize(
@@ -125,5 +177,19 @@ def test_a_bad_field_is_named_as_the_client_named_it(fields: dict[str, Any], par
 
 
 def test_stored_conversations_are_refused_with_what_to_do_instead() -> None:
-    with pytest.raises(RequestError, match="send the whole conversation"):
+    with pytest.raises(RequestError, match="send the whole conversation") as refused:
         parse(previous_response_id="resp_1")
+    assert refused.value.code == "unsupported_parameter"
+    with pytest.raises(RequestError, match="name previous_response_id, or send the whole conversation") as refused:
+        parse(conversation="conv_1")
+    assert (refused.value.param, refused.value.code) == ("conversation", "unsupported_parameter")
+
+
+def test_items_are_messages() -> None:
+    for item, said in (
+        ({"type": "item_reference", "id": "msg_1"}, "send the item itself"),
+        ({"type": "function_call", "role": "user", "content": "a"}, "'function_call' is not supported; only messages"),
+        ({"type": "message", "content": "a"}, r"^input\[0\].role is missing$"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            parse(input=[item])
