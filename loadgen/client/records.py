@@ -37,7 +37,7 @@ class RequestRecord:
     @property
     def not_taken(self) -> bool:
         """The server is away, or says that it cannot do it now: later it may."""
-        return self.disconnected or (self.error is not None and self.status in NOT_NOW)
+        return self.disconnected or self.status in NOT_NOW
 
     @property
     def num_output_tokens(self) -> int:

@@ -7,6 +7,7 @@ import itertools
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ class OpenAIServer:
     has_batches: bool = True
     live_usage: bool = True
     batch_lines_per_s: float = 200.0
+    batch_lines_done: int | None = None  # of each batch, whatever the time
     refused_prompts: tuple[str, ...] = ()  # lines of batches that fail at once
     fail_with: int | None = None
     refusal: Callable[[], str] = lambda: "out of order"
@@ -36,7 +38,11 @@ class OpenAIServer:
     failing_polls: int = 0  # so many looks at a batch fail
     failing_cancels: int = 0
     failing_creations: int = 0  # of batches
+    loses_creations: bool = False  # batches are created, and nobody is told
+    refuses_batches: bool = False  # once their input is read
+    polls_to_cancel: int = 0  # looks at a batch that is being cancelled before it is
     deletes_files: bool = True
+    served: tuple[str, ...] = ("tiny",)  # models
     max_model_len: int | None = 4096
     api_key: str | None = None  # refuses all who do not send it
     busy_per_s: float | None = None
@@ -49,6 +55,8 @@ class OpenAIServer:
     files: dict[str, bytes] = field(default_factory=dict)
     max_answered: int | None = None  # of those after the probes; others are refused
     num_refused: int = 0
+    polls: Counter[str] = field(default_factory=Counter)  # by batch
+    cancels: Counter[str] = field(default_factory=Counter)
     num_active: int = 0
     max_active: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -106,11 +114,14 @@ async def answer(server: OpenAIServer, body: dict[str, Any], chat: bool) -> Asyn
 
 
 def advance(server: OpenAIServer, batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch as it is by now: lines finish at a steady rate."""
+    """The batch as it is by now: lines finish at a steady rate, or as the test says."""
+    if server.refuses_batches:
+        return {"id": batch["id"], "status": "failed", "errors": {"data": [{"message": "no such model"}]}}
     lines = [line for line in batch["lines"] if line["body"].get("prompt") not in server.refused_prompts]
     refused = len(batch["lines"]) - len(lines)
     if batch["status"] in ("validating", "in_progress"):
-        done = min(len(lines), int((time.perf_counter() - batch["began_s"]) * server.batch_lines_per_s))
+        by_rate = int((time.perf_counter() - batch["began_s"]) * server.batch_lines_per_s)
+        done = min(len(lines), by_rate if server.batch_lines_done is None else server.batch_lines_done)
         batch["status"] = "completed" if done == len(lines) else "in_progress"
         batch["done"] = done
     done_lines = lines[: batch["done"]]
@@ -162,7 +173,8 @@ def make_app(server: OpenAIServer) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": server.max_model_len}]}
+        cards = [{"id": id, "object": "model", "max_model_len": server.max_model_len} for id in server.served]
+        return {"object": "list", "data": cards}
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -233,6 +245,8 @@ def add_batches(app: FastAPI, server: OpenAIServer) -> None:
         server.batches[batch["id"]] = batch | {"began_s": time.perf_counter(), "written": False}
         server.changed.set()
         await server.creating.wait()
+        if server.loses_creations:
+            return refusal(503, "restarting")
         return JSONResponse({"id": batch["id"], "status": "validating"})
 
     @app.get("/v1/batches/{batch_id}")
@@ -240,7 +254,13 @@ def add_batches(app: FastAPI, server: OpenAIServer) -> None:
         if server.failing_polls > 0:
             server.failing_polls -= 1
             return refusal(503, "restarting")
-        return JSONResponse(advance(server, server.batches[batch_id]))
+        server.polls[batch_id] += 1
+        server.changed.set()
+        batch = server.batches[batch_id]
+        if batch["status"] == "cancelling":
+            batch["polls_left"] -= 1
+            batch["status"] = "cancelling" if batch["polls_left"] else "cancelled"
+        return JSONResponse(advance(server, batch))
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def cancel(batch_id: str) -> Response:
@@ -248,8 +268,11 @@ def add_batches(app: FastAPI, server: OpenAIServer) -> None:
             server.failing_cancels -= 1
             server.changed.set()
             return refusal(503, "restarting")
-        server.batches[batch_id]["status"] = "cancelled"
-        return JSONResponse(advance(server, server.batches[batch_id]))
+        server.cancels[batch_id] += 1
+        batch = server.batches[batch_id]
+        batch |= {"status": "cancelling" if server.polls_to_cancel else "cancelled"}
+        batch |= {"polls_left": server.polls_to_cancel}
+        return JSONResponse(advance(server, batch))
 
     @app.get("/v1/files/{file_id}/content")
     async def content(file_id: str) -> Response:

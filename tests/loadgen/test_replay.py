@@ -4,8 +4,10 @@ import asyncio
 import io
 import itertools
 import json
+import re
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,157 @@ async def test_the_report_has_the_one_schema(plan: ReplayPlan, server: OpenAISer
     assert report["harvest"] == pytest.approx(
         ours["total_tokens_per_s"] / (alone["total_tokens_per_s"] * report["baseline"]["idle_share"])
     )
+
+
+class Seen(NoProgress):
+    """What has been told."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, int, int]] = []
+        self.sent: list[tuple[int, int, int]] = []
+        self.backlogs: set[int] = set()
+
+    def phase(self, name: str, num_requests: int, backlog: int) -> None:
+        self.phases.append((name, num_requests, backlog))
+
+    def online(self, sent: int, finished: int, failed: int) -> None:
+        self.sent.append((sent, finished, failed))
+
+    def offline(self, done: int, backlog: int) -> None:
+        self.backlogs.add(backlog)
+
+
+async def replayed(plan: ReplayPlan, server: OpenAIServer) -> tuple[Replay, Seen]:
+    seen = Seen()
+    async with OpenAIClient(server.url, 10) as client:
+        replay = Replay(plan, client, seen)
+        assert not replay.started
+        await replay.prepare_and_run()
+    assert replay.started
+    return replay, seen
+
+
+async def test_a_baseline_has_each_side_alone_before_both(plan: ReplayPlan, server: OpenAIServer) -> None:
+    """The offline side for a share of the time; where there is but one side, it is alone anyway."""
+    plan = replace(plan, offline_mode="requests", offline_only_share=0.4, scaling=Scaling(duration_s=0.25))
+    replay, seen = await replayed(replace(plan, baseline=True), server)
+    assert seen.phases == [("online only", 20, 0), ("offline only", 0, 1000), ("replay", 20, 1000)]
+    outcomes = replay.outcomes()
+    assert list(outcomes) == ["online only", "offline only", "replay"]
+    sides = [(each.online is not None, each.offline is not None) for each in outcomes.values()]
+    assert sides == [(True, False), (False, True), (True, True)]
+    windows = [each.window[1] - each.window[0] for each in outcomes.values() if each.window]
+    assert windows == pytest.approx([0.25, 0.1, 0.25])
+    assert [each.offline.elapsed_s for each in outcomes.values() if each.offline] == pytest.approx([0.1, 0.25])
+    assert seen.sent[-1] == (20, 20, 0) and (1, 0, 0) in seen.sent and seen.backlogs == {1000}
+    for changes, phases in (
+        ({"prompts": [], "baseline": True}, [("online only", 20, 0), ("replay", 20, 0)]),
+        ({"prompts": []}, [("replay", 20, 0)]),
+        ({"requests": []}, [("replay", 0, 1000)]),
+    ):
+        changed = replace(plan, scaling=Scaling(duration_s=0.05), **changes)  # type: ignore[arg-type]
+        assert (await replayed(changed, server))[1].phases == phases
+
+
+async def test_a_backlog_is_marked_where_others_might_have_left_it_cached(
+    plan: ReplayPlan, server: OpenAIServer
+) -> None:
+    """In the offline-only run, and in each where the plan says so; with what is the run's own."""
+    plan = replace(plan, prompts=plan.prompts[:2], baseline=True, scaling=Scaling(duration_s=0.1))
+    marks = []
+    for mark_offline in (False, True):
+        server.batches.clear()
+        await run(replace(plan, mark_offline=mark_offline), server)
+        alone, together = ([line["body"]["prompt"] for line in each["lines"]] for each in server.batches.values())
+        marks.append(alone[0].removesuffix("prompt 0"))
+        assert alone == [f"{marks[-1]}prompt {number}" for number in range(2)]
+        assert together == (alone if mark_offline else ["prompt 0", "prompt 1"])
+    assert all(re.fullmatch(r"Set [0-9a-f]+\.\n", mark) for mark in marks) and len(set(marks)) == 2
+
+
+async def test_only_the_last_phase_is_drained(plan: ReplayPlan, server: OpenAIServer) -> None:
+    """Nothing ends by itself before that."""
+
+    class Hurrying(NoProgress):
+        def phase(self, name: str, num_requests: int, backlog: int) -> None:
+            server.batch_lines_done = backlog if name == "replay" else 0
+
+    plan = replace(plan, prompts=plan.prompts[:60], baseline=True, drain=True, scaling=Scaling(duration_s=0.1))
+    async with OpenAIClient(server.url, 10) as client:
+        await Replay(plan, client, Hurrying()).prepare_and_run()
+    assert [batch["status"] for batch in server.batches.values()] == ["cancelled", "completed"]
+
+
+async def test_what_was_run_is_told(plan: ReplayPlan, server: OpenAIServer) -> None:
+    plan = replace(plan, prompts=plan.prompts[:2], prompt_file="prompts.jsonl", scaling=Scaling(duration_s=0.1, seed=7))
+    before = datetime.now(UTC).replace(microsecond=0)
+    facts = (await run(plan, server)).run
+    date = datetime.fromisoformat(facts.date)
+    assert before <= date <= datetime.now(UTC) and date.microsecond == 0 and facts.date.endswith("+00:00")
+    assert (facts.url, facts.model, facts.trace, facts.prompts) == (server.url, "tiny", plan.trace, "prompts.jsonl")
+    assert (facts.prompt_form, facts.exact_output, facts.max_context) == ("token ids", True, 4096)
+    assert (facts.duration_s, facts.seed, facts.time_scale, facts.qps) == (0.1, 7, 1.0, None)
+
+
+async def test_a_run_that_is_stopped_tells_of_the_phase_that_it_was_in(plan: ReplayPlan, server: OpenAIServer) -> None:
+    scaling = Scaling(duration_s=0.1)
+    plan = replace(plan, baseline=True, offline_mode="requests", offline_only_share=600.0, scaling=scaling)
+    server.max_answered = 25
+    async with OpenAIClient(server.url, 10) as client:
+        replay = Replay(plan, client, NoProgress())
+        await replay.prepare()
+        assert replay.report(partial=True).notes == []
+        running = asyncio.create_task(replay.run())
+        await server.until(lambda: server.num_refused > 0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    report = replay.report(partial=True)
+    assert report.partial and report.offline is None and report.baseline is not None
+    told = [note for note in report.notes if "stopped" in note]
+    assert len(told) == 1 and re.fullmatch(r"offline only: stopped after \d+\.\d of its 60 s", told[0])
+    assert report.baseline.online is not None and report.baseline.online.completed == 20
+    assert not any("stopped" in note for note in replay.report(partial=False).notes)
+
+
+@pytest.mark.parametrize(
+    ("served", "said"), [((), "does not serve model ; it serves: none"), (("a", "b"), "serves: a, b")]
+)
+async def test_a_model_that_is_not_there_is_named(
+    plan: ReplayPlan, server: OpenAIServer, served: tuple[str, ...], said: str
+) -> None:
+    server.served = served
+    with pytest.raises(ServerError, match=f"{said}$"):
+        await run(replace(plan, model="c" if served else None), server)
+    server.served = ("a", "b")
+    for wanted, model in ((None, "a"), ("b", "b")):
+        report = await run(replace(plan, prompts=plan.prompts[:1], requests=[], model=wanted), server)
+        assert report.run.model == model
+
+
+async def test_the_plans_context_goes_before_the_servers(plan: ReplayPlan, server: OpenAIServer) -> None:
+    """Offline lengths are cut to it too; requests that fit are left as they are, and not spoken of."""
+    lengths = [OfflinePrompt(2, num_prompt_tokens=100)]
+    plan = replace(plan, prompts=lengths, max_context=22, scaling=Scaling(duration_s=0.1, length_scale=0.5))
+    report = await run(plan, server)
+    assert report.run.max_context == 22
+    assert "11 online requests were cut to the context of 22 tokens" in report.notes
+    assert max(len(body["prompt"]) + body["max_tokens"] for body in server.trace_bodies) == 22
+    ((line,),) = (batch["lines"] for batch in server.batches.values())
+    assert (len(line["body"]["prompt"]), line["body"]["max_tokens"]) == (21, 1)
+    report = await run(replace(plan, max_context=None), server)
+    assert report.run.max_context == 4096 and not any("were cut" in note for note in report.notes)
+
+
+async def test_answers_that_may_be_shorter_are_told_of_where_there_are_any(
+    plan: ReplayPlan, server: OpenAIServer
+) -> None:
+    server.takes_ignore_eos = False
+    note = "the server does not take ignore_eos: answers may be shorter than the trace's"
+    plan = replace(plan, prompts=plan.prompts[:1], scaling=Scaling(duration_s=0.05))
+    report = await run(plan, server)
+    assert note in report.notes and report.run.exact_output is False
+    assert note not in (await run(replace(plan, requests=[]), server)).notes
 
 
 async def test_phases_share_lengths_and_no_prompt(plan: ReplayPlan, server: OpenAIServer) -> None:
@@ -413,13 +566,16 @@ async def test_tokens_of_plain_requests_are_counted_as_those_of_a_batch(plan: Re
 
 @pytest.mark.parametrize("takes_token_ids", [True, False])
 async def test_a_filler_that_is_in_no_prompt_is_told(
-    plan: ReplayPlan, server: OpenAIServer, takes_token_ids: bool
+    plan: ReplayPlan, server: OpenAIServer, takes_token_ids: bool, tokenizer_folder: Path
 ) -> None:
     server.takes_token_ids = takes_token_ids
     report = await run(replace(plan, prompts=[], filler="Friends Romans"), server)
     assert any("without --filler's text" in note for note in report.notes) == takes_token_ids
     if not takes_token_ids:
         assert {word for body in server.trace_bodies for word in body["prompt"].split()} == {"Friends", "Romans"}
+    with_model = replace(plan, prompts=[], filler="Friends Romans", model_path=tokenizer_folder)
+    assert not any("without --filler's text" in note for note in (await run(with_model, server)).notes)
+    assert not any("--filler" in note for note in (await run(replace(plan, prompts=[]), server)).notes)
 
 
 async def test_no_busy_counter_no_harvest_but_a_note(plan: ReplayPlan, server: OpenAIServer) -> None:
@@ -430,7 +586,9 @@ async def test_no_busy_counter_no_harvest_but_a_note(plan: ReplayPlan, server: O
 
 async def test_failures_are_counted_and_noted(plan: ReplayPlan, server: OpenAIServer) -> None:
     server.fail_with = 500
-    report = await run(replace(plan, prompts=[]), server)
+    replay, _ = await replayed(replace(plan, prompts=[]), server)
+    assert replay.online_failures() == ["20 online requests failed: 500: out of order"]
+    report = replay.report(partial=False)
     assert report.online is not None
     assert (report.online.errors, report.online.completed, report.online.ttft_ms) == (20, 0, None)
     assert "replay: 20 online requests failed: 500: out of order" in report.notes
@@ -443,7 +601,8 @@ async def test_a_few_failures_stand_for_many(plan: ReplayPlan, server: OpenAISer
     report = await run(replace(plan, prompts=[]), server)
     notes = [note for note in report.notes if "requests failed" in note]
     assert notes[0] == "replay: 5 online requests failed: 429: wait 5 ms"
-    assert len(notes) == 6 and notes[-1].endswith("online requests failed: other errors")
+    assert len(notes) == 6 and notes[-1] == "replay: 3 online requests failed: other errors"
+    assert {note.partition(":")[2].split()[0] for note in notes[1:5]} == {"3"}
 
 
 async def test_no_slo_is_kept_where_requests_fail_and_it_is_said(plan: ReplayPlan, server: OpenAIServer) -> None:

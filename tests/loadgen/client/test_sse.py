@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.client.sse import EventParser
+from loadgen.client.sse import Choice, Delta, EventParser
 
 STREAM = (
     b": ping\r\n\r\n"
@@ -30,6 +30,36 @@ def test_any_cut_gives_the_same_chunks(cuts: list[int]) -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 2
     assert parser.done
+
+
+@pytest.mark.parametrize(
+    ("choice", "tells"),
+    [
+        (Choice(text="a"), True),
+        (Choice(text="a", finish_reason="stop"), True),
+        (Choice(delta=Delta(content="a")), True),
+        (Choice(delta=Delta(role="assistant", content="a")), True),
+        (Choice(delta=Delta(reasoning_content="a")), True),
+        (Choice(text=""), True),
+        (Choice(delta=Delta(content="")), True),
+        (Choice(text="", finish_reason="stop"), False),
+        (Choice(delta=Delta(content=""), finish_reason="stop"), False),
+        (Choice(delta=Delta(role="assistant", content="")), False),
+        (Choice(delta=Delta()), False),  # as of a call of a tool
+        (Choice(delta=Delta(reasoning_content="")), False),
+        (Choice(), False),
+    ],
+)
+def test_a_choice_tells_a_token_with_its_text_or_while_that_has_to_wait(choice: Choice, tells: bool) -> None:
+    assert choice.tells_token is tells
+
+
+def test_a_stream_is_done_with_its_last_event_and_not_before() -> None:
+    parser = EventParser()
+    assert list(parser.feed(b": ping\ndata: {}\n\n: pong\nevent: x\ndata: {}\nid: 5\n")) != [] and not parser.done
+    assert list(parser.feed(b"data: [DO")) == [] and not parser.done
+    assert list(parser.feed(b"NE]")) == [] and not parser.done, "a line ends with its newline"
+    assert list(parser.feed(b"\n\n")) == [] and parser.done
 
 
 def test_an_event_that_is_no_chunk_is_an_error() -> None:
