@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.mutants.code import exchanged, reporting
+from tests.mutants.code import exchanged, functions_of, reporting
 from tests.mutants.mutations import Mutant, mutated
 
 _HOOK = "__mutants_ran__"
@@ -42,6 +43,8 @@ class Campaign:
         self.verdicts: dict[Mutant, Verdict] = {}
         self.untested: list[Mutant] = []
         self._mutants = mutants
+        self._paths = sorted({mutant.path for mutant in mutants})
+        self._functions: dict[str, list[FunctionType]] = {}  # by path, once the tests have run
         self._most_s = most_s
         self._seconds: dict[str, float] = {}  # of processor time, by test
         self._waits_s: dict[str, float] = {}  # from beginning to end
@@ -63,6 +66,7 @@ class Campaign:
         self._plugins = session.config.pluginmanager
         self._watch(session.items)
         if not session.testsfailed:
+            self._functions = functions_of(self._paths)
             for mutant in self._mutants:
                 self._judge(mutant)
         return True
@@ -78,8 +82,8 @@ class Campaign:
         lines: set[_Line] = set()
         setattr(builtins, _HOOK, lines.add)
         with contextlib.ExitStack() as stack:
-            for path in sorted({mutant.path for mutant in self._mutants}):
-                stack.enter_context(exchanged(path, reporting(path, _HOOK)))
+            for path, functions in functions_of(self._paths).items():
+                stack.enter_context(exchanged(path, reporting(path, _HOOK), functions))
             for item, following in zip(items, [*items[1:], None], strict=True):
                 lines.clear()
                 begun_s, begun_at_s = time.process_time(), time.monotonic()
@@ -137,7 +141,7 @@ class Campaign:
         memory_bytes = _virtual_memory_bytes() + _MORE_MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         try:
-            with exchanged(mutant.path, mutated(mutant)):
+            with exchanged(mutant.path, mutated(mutant), self._functions[mutant.path]):
                 for item, following in zip(tests, [*tests[1:], None], strict=True):
                     item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         except ValueError:

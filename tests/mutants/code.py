@@ -3,22 +3,31 @@
 import ast
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 
 _Key = tuple[str, int]  # qualified name, first line
 
 
-@contextlib.contextmanager
-def exchanged(path: str, tree: ast.Module) -> Iterator[None]:
-    """The functions of the module at ``path`` are those of ``tree`` until the end. Raises ``ValueError`` where one of
-    them closes over other variables."""
-    filename = str(Path(path).resolve())
-    codes = dict(_codes(compile(tree, filename, "exec", dont_inherit=True)))
+def functions_of(paths: Collection[str]) -> dict[str, list[FunctionType]]:
+    """By path, those that the modules have made by now. To look at all objects takes longer than most tests do, and in
+    a forked process they are copied by it."""
+    by_filename: dict[str, list[FunctionType]] = {str(Path(path).resolve()): [] for path in paths}
     gc.unfreeze()  # what is frozen is not among the objects
-    before = [(each, each.__code__) for each in gc.get_objects() if isinstance(each, FunctionType)]
-    before = [(each, code) for each, code in before if code.co_filename == filename and _key(code) in codes]
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__code__.co_filename in by_filename:
+            by_filename[each.__code__.co_filename].append(each)
+    gc.freeze()
+    return {path: by_filename[str(Path(path).resolve())] for path in paths}
+
+
+@contextlib.contextmanager
+def exchanged(path: str, tree: ast.Module, functions: Iterable[FunctionType]) -> Iterator[None]:
+    """The ``functions`` of the module at ``path`` are those of ``tree`` until the end. Raises ``ValueError`` where one
+    of them closes over other variables."""
+    codes = dict(_codes(compile(tree, str(Path(path).resolve()), "exec", dont_inherit=True)))
+    before = [(each, each.__code__) for each in functions if _key(each.__code__) in codes]
     try:
         for function, code in before:
             function.__code__ = codes[_key(code)]

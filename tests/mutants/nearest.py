@@ -11,6 +11,7 @@ SIMULATION = "tests/shared/simulation"
 TEXT = "tests/shared/text"
 WATCH = "tests/shared/watch"
 OPENAI = "tests/shared/openai"
+COMPLETIONS = f"{OPENAI}/completions"
 BLEND = (f"{ORDERS}/test_density.py", f"{ORDERS}/test_blend_order.py", f"{ORDERS}/test_running_batch.py")
 TRIES = (f"{ORDERS}/test_prefix_trie.py", f"{ORDERS}/test_offline_orders.py", f"{QUEUE}/test_prompt_demand.py")
 POOLS = (f"{KV}/test_bidirectional.py", f"{KV}/test_prefix_cache.py", f"{KV}/test_sharing.py")
@@ -170,11 +171,37 @@ TESTS = {
     "shared/replica/block_readers.py": (f"{REPLICA}/test_readers.py",),
     "shared/replica/ahead.py": (f"{REPLICA}/test_ahead.py", f"{REPLICA}/test_look_ahead.py"),
     "shared/replica/handover.py": (f"{REPLICA}/test_handover.py", f"{REPLICA}/test_prompt_scores.py"),
-    "shared/openai/completions/sampling.py": (f"{OPENAI}/completions", f"{OPENAI}/tools/test_choice.py"),
+    "shared/openai/completions/answers.py": (f"{COMPLETIONS}/test_answers.py",),
+    "shared/openai/completions/bad_words.py": (f"{COMPLETIONS}/test_vllm_fields.py",),
+    "shared/openai/completions/bodies.py": (f"{COMPLETIONS}/test_requests.py",),
+    "shared/openai/completions/chunks.py": (f"{COMPLETIONS}/test_chunks.py", f"{COMPLETIONS}/test_answers.py"),
+    "shared/openai/completions/prompt_fields.py": (
+        f"{COMPLETIONS}/test_prompt_fields.py",
+        f"{OPENAI}/test_tokenization.py",
+    ),
+    "shared/openai/completions/prompts.py": (f"{COMPLETIONS}/test_prompts.py",),
+    "shared/openai/completions/reasoning_chunks.py": (f"{OPENAI}/test_reasoning.py",),
+    "shared/openai/completions/requests.py": (
+        f"{COMPLETIONS}/test_requests.py",
+        f"{COMPLETIONS}/test_prompt_fields.py",
+        f"{OPENAI}/test_reasoning.py",
+        f"{TEXT}/test_tool_prompts.py",
+    ),
+    "shared/openai/completions/sampling.py": (COMPLETIONS, f"{OPENAI}/tools/test_call_grammars.py"),
+    "shared/openai/embeddings": (f"{OPENAI}/embeddings",),
+    "shared/openai/errors.py": (f"{OPENAI}/test_fields.py",),
+    "shared/openai/fields.py": (f"{OPENAI}/test_fields.py",),
+    "shared/openai/grammars.py": (f"{OPENAI}/test_grammars.py", f"{OPENAI}/tools/test_call_grammars.py"),
+    "shared/openai/objects.py": (f"{COMPLETIONS}/test_answers.py",),
     "shared/openai/reasoning.py": (f"{OPENAI}/test_reasoning.py",),
+    "shared/openai/responses": (f"{OPENAI}/responses",),
+    "shared/openai/served_model.py": (f"{OPENAI}/test_served_model.py",),
     "shared/openai/shown_prompt.py": (f"{OPENAI}/test_shown_prompt.py",),
     "shared/openai/shown_text.py": (f"{OPENAI}/test_shown_text.py",),
+    "shared/openai/structured_outputs.py": (f"{COMPLETIONS}/test_vllm_fields.py",),
+    "shared/openai/tokenization.py": (f"{OPENAI}/test_tokenization.py",),
     "shared/openai/tools/calls.py": (f"{OPENAI}/tools/test_calls.py",),
+    "shared/openai/tools/definitions.py": (f"{OPENAI}/tools/test_definitions.py",),
     "shared/protocol": ("tests/shared/protocol",),
     "shared/text/chat_options.py": (f"{TEXT}/test_chat_options.py",),
     "shared/text/detokenizer.py": (f"{TEXT}/test_tokenizer.py",),
@@ -197,6 +224,10 @@ TESTS = {
     "shared/simulation/executor.py": (f"{SIMULATION}/test_executor.py", f"{SIMULATION}/test_handover_messages.py"),
     "loadgen/report": ("tests/loadgen/report",),
     "loadgen/client/counters.py": ("tests/loadgen/client/test_counters.py", "tests/loadgen/report/test_metrics.py"),
+    "loadgen/client/records.py": ("tests/loadgen/client/test_records.py",),
+    "loadgen/client/sse.py": ("tests/loadgen/client/test_sse.py",),
+    "loadgen/offline": ("tests/loadgen/offline",),
+    "loadgen/replay.py": ("tests/loadgen/test_replay.py",),
     "loadgen/workload": ("tests/loadgen/workload",),
 }
 

@@ -13,7 +13,7 @@ import pytest
 from shared.scheduling.placement.role import Role
 from tests.mutants.__main__ import EQUIVALENTS, told_equivalents
 from tests.mutants.campaign import exit_code
-from tests.mutants.code import exchanged, reporting
+from tests.mutants.code import exchanged, functions_of, reporting
 from tests.mutants.mutations import mutants_of, mutated
 from tests.mutants.nearest import TESTS, nearest_tests
 
@@ -57,7 +57,7 @@ def test_functions_are_exchanged_where_they_stand(is_frozen: bool) -> None:
     assert is_for_prompts is not None
     code, held = is_for_prompts.__code__, [role for role in Role if role.is_for_prompts]
     mutant = next(each for each in mutants_of(ROLE) if each.function == "Role.is_for_prompts")
-    with exchanged(ROLE, mutated(mutant)):
+    with exchanged(ROLE, mutated(mutant), functions_of([ROLE])[ROLE]):
         assert [role for role in Role if role.is_for_prompts] != held
     assert is_for_prompts.__code__ is code and [role for role in Role if role.is_for_prompts] == held
 
@@ -65,7 +65,7 @@ def test_functions_are_exchanged_where_they_stand(is_frozen: bool) -> None:
 def test_which_statements_run_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[str, int]] = set()
     monkeypatch.setattr("builtins.note_line", seen.add, raising=False)
-    with exchanged(ROLE, reporting(ROLE, "note_line")):
+    with exchanged(ROLE, reporting(ROLE, "note_line"), functions_of([ROLE])[ROLE]):
         assert Role.MIXED.is_for_prompts
     in_property = {each.function == "Role.is_for_prompts" for each in mutants_of(ROLE) if (ROLE, each.line) in seen}
     assert in_property == {True}
