@@ -60,8 +60,8 @@ class VirtualHandovers:
             relaxed.replica.handovers.push_again()
 
     def pull(self, taker_id: str, wanted: Preference) -> None:
-        """A strict executor asks the relaxed one with the most offline requests, once all that it asked for before is
-        there or is not going to come."""
+        """A strict executor asks the relaxed one with the most offline requests that run, as a live one does, once all
+        that it asked for before is there or is not going to come."""
         now_s = self._events.now_s
         is_patient = self._awaited.get(taker_id) and now_s < self._asked_s[taker_id] + AWAITED_S
         if is_patient or not self._relaxed:

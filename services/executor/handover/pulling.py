@@ -69,7 +69,7 @@ class Pulling:
         self._num_awaited = max(0, self._num_awaited - 1)
 
     def _busiest(self, own: Role) -> Peer | None:
-        """The relaxed executor with most offline requests that run (line 12)."""
+        """The relaxed executor with most offline requests that run: line 13 leaves open which one is asked."""
         having = [
             peer
             for peer in self._peers.there()

@@ -87,6 +87,27 @@ def test_nobody_is_asked_for_twice() -> None:
     assert first and second and not set(first) & set(second) and {*first, *second} <= set(pulled.decoding)
 
 
+@pytest.mark.parametrize("most", ["executor-1", "executor-2"])
+def test_the_relaxed_executor_with_most_offline_requests_that_run_is_asked(most: str) -> None:
+    """Alg. 1 of OOCO leaves open which is (line 13). That one has most to choose from (line 14)."""
+    asking = Delivered(in_pools(large(make_setup("ooco", budget_ms=30.0)), 3, 1))
+    asking.run.system._handovers.pull = lambda taker_id, wanted: None  # type: ignore[method-assign]
+    relaxed = {each: asking.executors[each] for each in ("executor-1", "executor-2")}
+    (other,) = relaxed.keys() - {most}
+
+    def num_running(executor_id: str) -> int:
+        return len(relaxed[executor_id].replica.table.running(Kind.OFFLINE))
+
+    asking.run.system.queue.add([make_offline(number) for number in range(20)])
+    asking.run_until(lambda: num_running(most) > num_running(other) > 0)
+    asked: list[str] = []
+    for executor_id, executor in relaxed.items():
+        executor.ask = lambda request_ids, name=executor_id: asked.append(name)  # type: ignore[misc]
+    asking.handovers.pull("executor-0", WANTED)
+    asking.deliver()
+    assert asked == [most]
+
+
 class Pushed(Delivered):
     """The last executor is relaxed and holds online requests for whoever is to have them."""
 

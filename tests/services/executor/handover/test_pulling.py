@@ -21,11 +21,18 @@ from tests.shared.replica.test_wanted import MODEL, POLICY, make_replica
 
 OWN = Place("own", "one")
 NO_TIME = Link(latency_s=0.0)
+STRICT = ExecutorInfo("own", "one", 1, "key", SPEC, 16, 64, Strategy.of("ooco"), role=Role.STRICT, kv_link=SimLink.kind)
 
 
 def pulling_of(replica: Replica, clock: ManualClock, link: SimLink) -> tuple[Pulling, Peers]:
     peers = Peers(OWN, SPEC.model, clock)
     return Pulling(OWN, replica, peers, link, lambda: (POLICY, MODEL), clock), peers
+
+
+def relaxed(executor_id: str, num_running: int) -> Heartbeat:
+    """With so many offline requests that run."""
+    info = replace(STRICT, executor_id=executor_id, role=Role.RELAXED)
+    return Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, num_running, 10)
 
 
 def decoding(tokenizer: Tokenizer, num_requests: int) -> Overlapped:
@@ -53,21 +60,28 @@ async def test_one_pull_at_a_time_unless_nothing_comes() -> None:
     """What was asked for is waited for, so long."""
     clock, link = ManualClock(), SimLink(OWN, SPEC, NO_TIME)
     pulling, peers = pulling_of(make_replica(), clock, link)
-    strategy = Strategy.of("ooco")
-    own = ExecutorInfo("own", "one", 1, "key", SPEC, 16, 64, strategy, role=Role.STRICT, kv_link="sim")
-    info = replace(own, executor_id="giver", role=Role.RELAXED)
-    beat = Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, 3, 10)
-    peers.hear(beat)
-    assert pulling.next_pull(own, []) is None, "it is not connected"
+    peers.hear(relaxed("giver", 3))
+    assert pulling.next_pull(STRICT, []) is None, "it is not connected"
     await link.connect(replace(link.address, place=Place("giver", "one")))
-    pulled = pulling.next_pull(own, [])
+    pulled = pulling.next_pull(STRICT, [])
     assert pulled is not None and pulled[0].info.executor_id == "giver"
     clock.now_s += 0.99 * AWAITED_S
-    assert pulling.next_pull(own, []) is None
+    assert pulling.next_pull(STRICT, []) is None
     clock.now_s += 0.02 * AWAITED_S
-    pulled = pulling.next_pull(own, [])
+    pulled = pulling.next_pull(STRICT, [])
     assert pulled is not None
     for _ in range(pulled[1].num_requests):
-        assert pulling.next_pull(own, []) is None
+        assert pulling.next_pull(STRICT, []) is None
         pulling.came()
-    assert pulling.next_pull(own, []) is not None
+    assert pulling.next_pull(STRICT, []) is not None
+
+
+async def test_the_relaxed_executor_with_most_offline_requests_that_run_is_asked() -> None:
+    """Alg. 1 of OOCO leaves open which is (line 13). That one has most to choose from (line 14)."""
+    link = SimLink(OWN, SPEC, NO_TIME)
+    pulling, peers = pulling_of(make_replica(), ManualClock(), link)
+    for executor_id, num_running in (("few", 2), ("most", 5), ("some", 3), ("none", 0)):
+        peers.hear(relaxed(executor_id, num_running))
+        await link.connect(replace(link.address, place=Place(executor_id, "one")))
+    pulled = pulling.next_pull(STRICT, [])
+    assert pulled is not None and pulled[0].info.executor_id == "most"
