@@ -204,6 +204,11 @@ def test_figures_that_are_no_counts_are_not_added_up() -> None:
     }
 
 
+def test_whom_gateways_turned_away_they_tell_alone() -> None:
+    told = [answer("gateway", 1, 0.0, refused_requests=3), answer("predictor", 2, 0.0, refused_requests=9)]
+    assert queue_figures((), told)["gateway_refused_requests"] == 3
+
+
 @pytest.mark.parametrize(
     ("figure", "shown"),
     [(0.012345, "0.0123"), (1234.5, "1.23e+03"), (12345, "12345"), ("hygen", "hygen"), (None, "None")],
