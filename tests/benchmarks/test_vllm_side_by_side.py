@@ -28,7 +28,7 @@ from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
 from benchmarks.vllm.servers import SYSTEMS, Knob, Server, Vllm, system_named
 from benchmarks.vllm.workload import Setting, Workload
-from loadgen.errors import ServerError, WorkloadError
+from loadgen.errors import WorkloadError
 from loadgen.report.report import OnlineReport, Summary
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from tests.loadgen.openai_server import OpenAIServer
@@ -206,24 +206,6 @@ async def test_an_interrupted_comparison_keeps_whole_runs_and_goes_on(
     resumed, _ = comparison(setting, model_path, RunStore(tmp_path, setting, ORIGIN, resume=True), system)
     await resumed.run()
     assert system.turned == [8.0, 2.0, 4.0] and len(resumed.cells) == 1
-
-
-async def test_a_server_that_does_no_offline_work_is_told(
-    setting: Setting,
-    model_path: Path,
-    server: OpenAIServer,
-    tmp_path: Path,
-) -> None:
-    class Idle(Local):
-        def offline(self, value: float | None) -> Mapping[str, Any]:
-            return {"offline_mode": "batch"}
-
-    server.batch_lines_per_s = 1e-3
-    store = RunStore(tmp_path, setting, ORIGIN, resume=False)
-    made, _ = comparison(setting, model_path, store, Idle(server, "slackwater-torch", None))
-    with pytest.raises(ServerError, match="slackwater-torch: offline-only: no offline request was answered"):
-        await made.run()
-    assert store.get("slackwater-torch", "offline-only") is None
 
 
 def test_a_folder_with_runs_is_not_mixed_with_others(setting: Setting, tmp_path: Path) -> None:
