@@ -129,6 +129,15 @@ async def test_a_budget_holds_once_there_is_a_model_to_hold_it_with(bus: Bus) ->
         assert tuning.budget_ms("key") is None and tuning.policy(INFO) == Policy(0.0, offline_enabled=False)
 
 
+async def test_deadlines_are_kept_with_a_model_and_not_before(bus: Bus) -> None:
+    """By a strategy that goes by no budget."""
+    info = replace(INFO, strategy=Strategy.of("bros"))
+    async with Followed.running(bus) as followed:
+        assert not followed.tuning.policy(info).offline_enabled
+        await followed.publish("key", linear(7.0))
+        assert followed.tuning.policy(info).offline_enabled
+
+
 async def test_a_budget_that_was_never_there_may_be_withdrawn(bus: Bus) -> None:
     async with Followed.running(bus) as followed:
         await followed.publish("key", None)
