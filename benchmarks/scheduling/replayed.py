@@ -58,7 +58,6 @@ def row(name: str, made: Measured[Report]) -> Row:
         "p99 TBT": _cell([each and each.tbt_ms.p99 for each in ratios], ".2f"),
         "offline output tokens/s": _cell(offline, ".1f"),
         "the batch alone": _cell(alone, ".1f"),
-        "harvest": _cell([each.harvest for each in reports], ".2f"),
         **{heading: f"{made.count(counter):,}" for heading, counter in COUNTED.items()},
     }
 
