@@ -6,7 +6,7 @@ import base64
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import BinaryIO
 
@@ -71,26 +71,24 @@ class Objects:
         found = [(_described(raw), raw.stored_s) for raw in await self._descriptions()]
         return {description.name: stored_s for description, stored_s in found if not description.deleted}
 
-    async def sweep(self, before_s: float) -> int:
-        """Remove what no object needs: chunks whose putting was cut short, and the descriptions of deleted objects,
-        where nothing was added to them since ``before_s`` (unix time). Returns how many of them there were."""
-        chunks = [
-            raw.subject
-            async for raw in self._streams.read_raw(STREAM, f"{CHUNKS}>", newest_only=True)
-            if raw.stored_s < before_s
-        ]
-        used: set[str] = set()  # membership only, never iterated
-        unused: list[str] = []
+    async def unneeded(self) -> dict[str, float]:
+        """Subjects of what no object needs, and the unix time at which something was added there last: chunks whose
+        putting goes on or was cut short, and the descriptions of deleted objects."""
+        chunks = {
+            raw.subject: raw.stored_s async for raw in self._streams.read_raw(STREAM, f"{CHUNKS}>", newest_only=True)
+        }
+        deleted: dict[str, float] = {}
         for raw in await self._descriptions():  # after the chunks: those come first
             description = _described(raw)
-            if not description.deleted:
-                used.add(CHUNKS + description.nuid)
-            elif raw.stored_s < before_s:
-                unused.append(raw.subject)
-        unused += [subject for subject in chunks if subject not in used]
-        for subject in unused:
+            if description.deleted:
+                deleted[raw.subject] = raw.stored_s
+            else:
+                chunks.pop(CHUNKS + description.nuid, None)
+        return deleted | chunks
+
+    async def remove_unneeded(self, unneeded: Iterable[str]) -> None:
+        for subject in unneeded:
             await self._streams.purge(STREAM, subject)
-        return len(unused)
 
     async def _descriptions(self) -> list[Raw]:
         """The newest of each object, in the order of their storing. Earlier ones were removed when it was stored, but a

@@ -3,13 +3,15 @@
 import asyncio
 import logging
 
-from services.offline_queue.batches.file_sweep import ORPHAN_AGE_S, SWEEP_PERIOD_S
+from services.offline_queue.batches.file_sweep import SWEEP_PERIOD_S
 from services.offline_queue.batches.tools import BatchTools
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
 
 logger = logging.getLogger(__name__)
+
+LOST_AGE_S = 3600.0  # of what is stored of them; a batch may be made again
 
 
 class LostBatches:
@@ -25,7 +27,7 @@ class LostBatches:
         """Until cancelled."""
         while True:
             try:
-                await self.remove(self._tools.clock.unix_s() - ORPHAN_AGE_S)
+                await self.remove(self._tools.clock.unix_s() - LOST_AGE_S)
             except BusError as error:
                 logger.warning("lost batches not looked for", extra={"why": str(error)})
             check_cancelled()

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from msgspec.structs import replace
 
-from services.offline_queue.batches.file_sweep import FORGET_AGE_S, GRACE_S, ORPHAN_AGE_S, FileSweep
+from services.offline_queue.batches.file_sweep import FORGET_AGE_S, GRACE_S, WITHDRAWN_AGE_S, FileSweep
+from services.offline_queue.batches.leftovers import Leftovers
 from services.offline_queue.batches.lines import lines_object
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
@@ -137,7 +138,7 @@ async def kill_a_put(desk: Desk, name: str) -> None:
     source.let_go.set()
 
 
-async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk, clock: ManualClock) -> None:
+async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk) -> None:
     await add_file(desk, "file-good", None)
     await kill_a_put(desk, "file-cut")
     await desk.objects.put("file-without-record", b"x" * 300_000)
@@ -146,12 +147,12 @@ async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk, cloc
     batch_id = await desk.submit([chat_line("a")])
     async with desk.running(permits=0):
         await desk.until_status(batch_id, "in_progress")
-        sweep = FileSweep(desk, lambda file_id: False)
         assert len(await subjects_of(desk, CHUNKS)) == 5
-        assert await sweep.remove_orphans() == 0  # all is too young: an upload may be at work on it
-        clock.now_s += ORPHAN_AGE_S + 60
-        assert await sweep.remove_orphans() == 4  # one object, two descriptions of deleted ones, one put's chunks
-        assert await sweep.remove_orphans() == 0
+        leftovers = await Leftovers.found(desk)
+        assert await leftovers.remove_if_still(desk) == 3  # an object, the description of one, a put's chunks
+        again = await Leftovers.found(desk)
+        assert await again.remove_if_still(desk) == 1  # that object's description
+        assert await Leftovers.found(desk) == Leftovers({}, {}, {})
         names = set(await desk.objects.all())
         assert names == {"file-good", "file-1", lines_object(batch_id)}
         assert len(await subjects_of(desk, CHUNKS)) == len(await subjects_of(desk, DESCRIPTIONS)) == 3
@@ -162,12 +163,38 @@ async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk, cloc
         assert (await desk.until_cleared(batch_id)).request_counts.completed == 1
 
 
+async def test_uploads_at_work_are_left_alone_whatever_the_clock_says(desk: Desk, clock: ManualClock) -> None:
+    """Contents are stored before their record, and chunks before the object that has them."""
+    clock.now_s += 10 * FORGET_AGE_S
+    source = StuckFile(9 * CHUNK_BYTES)
+    putting = asyncio.create_task(desk.objects.put("file-slow", source))
+    await asyncio.to_thread(source.is_stuck.wait, TIMEOUT_S)
+    await desk.objects.put("file-named-late", b"z")
+    leftovers = await Leftovers.found(desk)
+    assert (len(leftovers.objects), len(leftovers.stored)) == (1, 1)
+    source.let_go.set()
+    await putting
+    await desk.files.create("file-named-late", FileObject("file-named-late", 1, 1, "f.jsonl", "batch"))
+    assert await leftovers.remove_if_still(desk) == 0
+    assert await read(desk, "file-named-late") == b"z"
+    assert await read(desk, "file-slow") == bytes(9 * CHUNK_BYTES)
+
+
+async def test_chunks_to_which_something_was_added_are_left_alone(desk: Desk) -> None:
+    await desk.bus.store_raw(f"{CHUNKS}cut", b"a", {})
+    leftovers = await Leftovers.found(desk)
+    await desk.bus.store_raw(f"{CHUNKS}cut", b"b", {})
+    assert await leftovers.remove_if_still(desk) == 0
+    assert await (await Leftovers.found(desk)).remove_if_still(desk) == 1
+    assert await subjects_of(desk, CHUNKS) == []
+
+
 async def test_a_deleted_batch_is_forgotten_once_it_is_cleared(desk: Desk, clock: ManualClock) -> None:
     cleared, at_work = [await desk.submit([chat_line("a")]) for _ in range(2)]
     ended = {"status": "completed", "completed_at": int(clock.now_s), "claim": WITHDRAWN}
     for batch_id, is_cleared in ((cleared, True), (at_work, False)):
         await desk.batches.edit(batch_id, lambda record, done=is_cleared: replace(record, **ended, cleared=done))
-    clock.now_s += ORPHAN_AGE_S
+    clock.now_s += WITHDRAWN_AGE_S
     assert await FileSweep(desk, lambda file_id: False).forget_old() == 1
     assert await desk.batches.keys() == {at_work}
 
@@ -195,15 +222,16 @@ async def test_batches_that_ended_long_ago_and_deletions_are_forgotten(desk: Des
 async def test_keys_of_batches_that_are_gone_are_freed_and_forgotten(desk: Desk, clock: ManualClock) -> None:
     """Before their batches' deletions are, so that no batch is written in the place of an earlier one."""
     there, gone = [await desk.submit([chat_line("a")]) for _ in range(2)]
-    for name, batch_id in (("there", there), ("gone", gone), ("never", "batch_never")):
+    for name, batch_id in (("there", there), ("gone", gone), ("never", "batch_never"), ("again", "batch_again")):
         await desk.batch_keys.create(name, BatchKey(batch_id, int(clock.now_s)))
     await desk.batches.delete(gone)
-    sweep = FileSweep(desk, lambda file_id: False)
-    assert await sweep.forget_old() == 0  # a creation may be at work
-    clock.now_s += ORPHAN_AGE_S + 60
-    await desk.batch_keys.create("new", BatchKey("batch_new", int(clock.now_s)))
-    assert await sweep.forget_old() == 2
-    assert await desk.batch_keys.keys() == {"there", "new"}
+    leftovers = await Leftovers.found(desk)
+    assert leftovers.keys.keys() == {"gone", "never", "again"}
+    await desk.batch_keys.create("new", BatchKey("batch_new", int(clock.now_s)))  # a creation is at work
+    await desk.batch_keys.put("again", BatchKey("batch_new", int(clock.now_s)))
+    assert await leftovers.remove_if_still(desk) == 2
+    assert await desk.batch_keys.keys() == {"there", "again", "new"}
     clock.now_s += FORGET_AGE_S + 60
-    assert await sweep.forget_old() == 5  # the key "new", the deletions of three keys and of a batch
-    assert await desk.bus.subjects(desk.batch_keys._stream, ">") == {f"{desk.batch_keys._prefix}there"}
+    assert await FileSweep(desk, lambda file_id: False).forget_old() == 3  # the deletions of two keys and of a batch
+    kept = {desk.batch_keys._prefix + key for key in ("there", "again", "new")}
+    assert await desk.bus.subjects(desk.batch_keys._stream, ">") == kept

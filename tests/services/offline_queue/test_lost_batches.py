@@ -2,9 +2,8 @@
 
 import pytest
 
-from services.offline_queue.batches.file_sweep import ORPHAN_AGE_S
 from services.offline_queue.batches.lines import lines_object
-from services.offline_queue.batches.lost_batches import LostBatches
+from services.offline_queue.batches.lost_batches import LOST_AGE_S, LostBatches
 from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bucket, Bus
 from shared.protocol import subjects
@@ -51,7 +50,7 @@ async def test_what_is_stored_of_a_batch_without_a_record_goes_and_nothing_else(
     everything = await stored(desk.bus)
     assert len(everything) == 2 * (3 + 2) + 2
     await lose_record(desk, lost)
-    assert await sweep.remove(clock.now_s - ORPHAN_AGE_S) == 0  # too young
+    assert await sweep.remove(clock.now_s - LOST_AGE_S) == 0  # too young
     assert await stored(desk.bus) == everything
     assert await sweep.remove(clock.now_s + 60) == 1
     of_lost = {each for each in everything if f".{WORK.model}.{lost}." in each}

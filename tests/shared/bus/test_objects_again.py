@@ -1,7 +1,5 @@
 """Descriptions of objects that nats-server had removed, and has again after it lost its power."""
 
-import time
-
 from shared.bus import Bus
 from shared.bus.objects import DESCRIPTIONS, STREAM
 
@@ -16,6 +14,8 @@ async def test_an_object_that_was_deleted_stays_so_though_its_old_description_is
     for raw in (old, newest):  # in the order in which they were stored, none replacing another
         await bus.store_raw(raw.subject, raw.data, {})
     assert [*await objects.all()] == ["kept"]
-    assert await objects.sweep(time.time() + 1) == 1
+    unneeded = await objects.unneeded()
+    assert [*unneeded] == [old.subject]
+    await objects.remove_unneeded(unneeded)
     assert [raw async for raw in bus.read_raw(STREAM, old.subject)] == []
     assert b"".join([chunk async for chunk in objects.chunks("kept")]) == b"x" * 10
