@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -48,6 +49,7 @@ class Resources:
     capability: int
     case: str
     kernel: str
+    launch: str  # what it was first compiled for
     num_warps: int
     registers: int  # a thread
     stack_bytes: int  # a thread: spilled registers
@@ -81,27 +83,36 @@ def compile_only_driver(capability: int) -> SimpleNamespace:
 
 def launch_all(
     capability: int, head_dim: int, group_size: int, dtype: torch.dtype, window: int | None, directed: bool
-) -> None:
-    """Every launcher once: decodes with and without splits, a chunk, both in one launch with splits of neither, of
-    decodes, of both; KV write, gather and scatter."""
+) -> Iterator[str]:
+    """Every launcher once; what each launch was of, when it is over. Splits are of the contexts."""
     num_kv_heads, block_size = 8, 16
     kv_cache = torch.zeros(64, block_size, num_kv_heads, 2 * head_dim, dtype=dtype)
     tables = list(range(64))
     shared_bytes = (SM_SHARED_KIB[capability] << 10) - SYSTEM_SHARED_BYTES
     is_fused = fused_tile_shapes(group_size, head_dim, dtype, shared_bytes) is not None
-    mixed = [([1, 64], 1), ([1, 256], 16), ([1, 64], 132)] if is_fused else []
-    for num_new, sms in (([1], 1), ([1], 132), *mixed, ([64], 1)):
+    both = "a decode and a chunk"
+    mixed = {
+        both: ([1, 64], 1),
+        f"{both}, splits of decodes": ([1, 256], 16),
+        f"{both}, splits of both": ([1, 64], 132),
+    }
+    decodes = {"a decode": ([1], 1), "a decode, splits": ([1], 132)}
+    for what, (num_new, sms) in (decodes | (mixed if is_fused else {}) | {"a chunk": ([64], 1)}).items():
         sequences = [Sequence("r", [0] * new, 1024 - new, tables, GREEDY, True, directed) for new in num_new]
         layout = StepLayout.of(sequences, 64, block_size)
         batch, _, slots = PagedBatch.build(layout, kv_cache.device, is_fused)
         batch.gpu = Gpu(sms, shared_bytes)
         query = torch.zeros(sum(num_new), num_kv_heads * group_size, head_dim, dtype=dtype)
         attention.attend(query, kv_cache, batch, head_dim**-0.5, window)
+        yield what
     key = torch.zeros(len(slots), num_kv_heads, head_dim, dtype=dtype)
     kv_write.write_kv(key, key, kv_cache, slots)
+    yield "KV of new tokens"
     layers = KVLayers.of([kv_cache])
     slot_copy.copy_slots(layers, slots, layers.new_buffer(len(slots)), to_buffer=True)
+    yield "slots to a buffer"
     slot_copy.copy_slots(layers, slots, layers.new_buffer(len(slots)), to_buffer=False)
+    yield "slots from a buffer"
 
 
 def measure(capability: int, cases: list[tuple[int, int, torch.dtype, int | None, bool]]) -> list[Resources]:
@@ -112,9 +123,11 @@ def measure(capability: int, cases: list[tuple[int, int, torch.dtype, int | None
         name = f"{str(dtype).removeprefix('torch.')}, head {head_dim}, group {group_size}"
         name += f", window {window}" * (window is not None) + ", direction" * directed
         before = _compiled_kernels(capability)
-        launch_all(capability, head_dim, group_size, dtype, window, directed)
-        after = _compiled_kernels(capability)
-        found += [_resources(capability, name, kernel) for key, kernel in after.items() if key not in before]
+        for launch in launch_all(capability, head_dim, group_size, dtype, window, directed):
+            after = _compiled_kernels(capability)
+            new = [kernel for key, kernel in after.items() if key not in before]
+            found += [_resources(capability, name, launch, kernel) for kernel in new]
+            before = after
     return found
 
 
@@ -126,7 +139,7 @@ def _compiled_kernels(capability: int) -> dict[tuple[str, str], Any]:
     }
 
 
-def _resources(capability: int, case: str, kernel: Any) -> Resources:
+def _resources(capability: int, case: str, launch: str, kernel: Any) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
@@ -137,6 +150,7 @@ def _resources(capability: int, case: str, kernel: Any) -> Resources:
         capability,
         case,
         kernel.name,
+        launch,
         kernel.metadata.num_warps,
         int(re.findall(r"REG:(\d+)", usage)[-1]),
         int(re.findall(r"STACK:(\d+)", usage)[-1]),
@@ -180,6 +194,7 @@ def main(
         yield {
             "compiled for": f"sm_{resources.capability}, {resources.case}",
             "kernel": resources.kernel,
+            "launched for": resources.launch,
             **formatted("d", {"warps": resources.num_warps, "registers": resources.registers}),
             "stack bytes": str(resources.stack_bytes),
             **formatted(",", {"shared bytes": resources.shared_bytes, "programs an SM": resources.programs_per_sm}),
