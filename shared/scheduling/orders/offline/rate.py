@@ -24,8 +24,7 @@ class OfflineRate:
             return iter(queue)
         if self._start_s is None:
             self._start_s = now_s
-        num_released = math.floor((now_s - self._start_s) * self.qps + 1e-9) + 1
-        return islice(queue, max(0, num_released - self._num_entered))
+        return islice(queue, max(0, self._num_released(self._start_s, now_s) - self._num_entered))
 
     def enter(self, num_requests: int) -> None:
         """So many of those let through have entered."""
@@ -40,5 +39,16 @@ class OfflineRate:
         """When the next request may enter; None where one may already."""
         if self._start_s is None:
             return None
-        next_s = self._start_s + self._num_entered / self.qps
+        next_s = self._due_s(self._start_s, self._num_entered)
         return next_s if next_s > now_s else None
+
+    def _due_s(self, start_s: float, number: int) -> float:
+        """When the request of that number may enter, the first being 0."""
+        return start_s + number / self.qps
+
+    def _num_released(self, start_s: float, now_s: float) -> int:
+        """Those that are due by now, which a product alone may be one off by rounding."""
+        number = max(0, math.floor((now_s - start_s) * self.qps) - 1)
+        while self._due_s(start_s, number) <= now_s:
+            number += 1
+        return number

@@ -1,5 +1,7 @@
 """Offline requests at a fixed rate."""
 
+import math
+
 import pytest
 
 from shared.scheduling.orders.offline.rate import OfflineRate
@@ -32,6 +34,24 @@ def test_time_without_anybody_waiting_counts_for_nothing() -> None:
     rate.rest()
     assert rate.next_s(0.0) is None
     assert num_open(rate, 100.0) == 1
+
+
+@pytest.mark.parametrize("qps", [0.3, 7.0, 100.0, 1234.5])
+@pytest.mark.parametrize("start_s", [0.0, 0.1, 1e5, 3e7])
+def test_whoever_is_told_to_wait_may_enter_then(qps: float, start_s: float) -> None:
+    """After months too, whatever rounding does to seconds and rates."""
+    rate = OfflineRate(qps)
+    assert num_open(rate, start_s) == 1
+    for num_entered in (1, 2, 10, 999, 10**6, 10**9):
+        rate.rest()
+        assert num_open(rate, start_s) == 1
+        rate.enter(num_entered)
+        for _ in range(50):
+            next_s = rate.next_s(start_s)
+            assert next_s is not None
+            assert num_open(rate, math.nextafter(next_s, 0.0)) == 0
+            assert num_open(rate, next_s) >= 1
+            rate.enter(1)
 
 
 def test_an_infinite_rate_holds_nobody_back() -> None:
