@@ -196,9 +196,10 @@ class Nemesis:
 
     def _cut_power(self, fault: Fault) -> Undo:
         world = self._world
-        if world.nats.is_running and world.setup.sync_interval_s:
-            world.history.not_synced.append((world.now() - world.setup.sync_interval_s, world.now()))
-        return self._bus_down(self._world.nats.cut_power)
+        since_s = world.nats.jetstream.not_synced_since_s
+        if world.nats.is_running and since_s is not None:
+            world.history.not_synced.append((since_s, world.now()))
+        return self._bus_down(world.nats.cut_power)
 
     def _stop_bus(self, fault: Fault) -> Undo:
         return self._bus_down(self._world.nats.stop)

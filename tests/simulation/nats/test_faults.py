@@ -238,6 +238,40 @@ def test_a_power_cut_loses_only_what_was_not_synced(seed: int, interval_s: float
     run(scenario())
 
 
+@pytest.mark.parametrize(("is_written_again", "lost"), [(False, {0, 1}), (True, {0})])
+def test_what_a_killed_server_had_not_synced_may_be_lost_until_the_next_one_syncs(
+    is_written_again: bool, lost: set[int]
+) -> None:
+    """The system has it, and nobody else."""
+
+    async def num_lost(seed: int) -> int:
+        server = MemoryServer("memory://faults", random.Random(seed), sync_interval_s=10.0)
+        server.start()
+        bus = await Bus.connect(server.url, "one")
+        await bus._js.add_stream(StreamConfig(name="TEST", subjects=["test.>"]))
+        jetstream, written_s = server.jetstream, asyncio.get_running_loop().time()
+        assert jetstream.not_synced_since_s is None
+        await bus.store_raw("test.a", b"", {})
+        server.kill()
+        server.start()
+        await bus.wait_reconnected(0, 120)
+        await asyncio.sleep(15.0)
+        assert jetstream.not_synced_since_s == pytest.approx(written_s, abs=0.1)
+        if is_written_again:
+            await bus.store_raw("test.b", b"", {})
+            await asyncio.sleep(15.0)
+            assert jetstream.not_synced_since_s is None
+        server.cut_power()
+        server.start()
+        await bus.wait_reconnected(1, 120)
+        assert jetstream.not_synced_since_s is None
+        left = [raw async for raw in bus.read_raw("TEST", "test.>")]
+        await bus.close()
+        return 1 + is_written_again - len(left)
+
+    assert {run(num_lost(seed)) for seed in range(8)} == lost
+
+
 def _with_torn(states: list[dict[str, int]]) -> list[dict[str, int]]:
     """Also those where a message was removed for the next one of its subject, and that is lost."""
     torn = []

@@ -146,6 +146,12 @@ class JetStream:
         for stream in self.streams.values():
             stream.sync()
 
+    @property
+    def not_synced_since_s(self) -> float | None:
+        """Since when there is something that a power cut may take, the event loop's time; None where there is not."""
+        since = [each.not_synced_since_s for each in self.streams.values()]
+        return min((since_s for since_s in since if since_s is not None), default=None)
+
     def cut_power(self) -> None:
         for stream in self.streams.values():
             stream.cut_power()

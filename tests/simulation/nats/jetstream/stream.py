@@ -48,6 +48,7 @@ class Stream:
         self._signalling: asyncio.Handle | None = None
         self._ageing: asyncio.TimerHandle | None = None
         self._syncing: asyncio.TimerHandle | None = None
+        self.not_synced_since_s: float | None = None  # the event loop's time
 
     def _empty(self) -> Store:
         return Store(self._is_file, may_lose=self._is_file and self.jetstream.sync_interval_s > 0)
@@ -296,14 +297,21 @@ class Stream:
     def cut_power(self) -> None:
         self.stop()
         self.store.cut_power(self.jetstream.rng)
+        self.not_synced_since_s = None
 
     def _sync_later(self) -> None:
+        """What a server that was killed had not synced waits for that of the next: until then the system has it."""
         interval_s = self.jetstream.sync_interval_s
-        if interval_s and self._syncing is None and not self.store.is_synced:
+        if not interval_s or self.store.is_synced:
+            return
+        if self.not_synced_since_s is None:
+            self.not_synced_since_s = self._loop.time()
+        if self._syncing is None:
             self._syncing = self._loop.call_later(interval_s, self.sync)
 
     def sync(self) -> None:
         self.store.sync()
+        self.not_synced_since_s = None
         if self._syncing is not None:
             self._syncing.cancel()
             self._syncing = None
