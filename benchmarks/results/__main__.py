@@ -41,7 +41,7 @@ def results(
     """Make the tables of the documentation anew, each with the command that made it.
 
     What a command tells is kept below docs/results/ with date, command, revision, machine and seed, and shown in its
-    page. That takes hours; Ctrl-C keeps what is done. Tables whose commands are no benchmarks are made by hand.
+    page. That takes hours; Ctrl-C keeps what is done.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     with errors_as_lines(console):
@@ -50,7 +50,7 @@ def results(
             raise typer.Exit(1 if show_ages(kept) else 0)
         if as_list:
             for job in jobs_of(kept):
-                print(f"{names(job)}  {'by hand: ' * job.is_by_hand}{job.command or 'unknown'}")
+                print(f"{names(job)}  {job.command or 'unknown'}")
         elif render:
             for page, text in pages(kept).items():
                 page.write_text(text)
@@ -94,8 +94,9 @@ def make(jobs: Sequence[Job], data: Path, console: Console) -> int:
     try:
         for number, job in enumerate(jobs, start=1):
             start_s, head = time.monotonic(), f"{number}/{len(jobs)} {names(job)}"
-            if job.is_by_hand:
-                console.print(f"{head}: by hand: {job.command or 'unknown'}", markup=False)
+            if not job.is_benchmark:
+                console.print(f"{head}: left out, no benchmark makes it: {job.command or 'unknown'}", markup=False)
+                failed = True
                 continue
             if missing := job.missing(data):
                 console.print(f"{head}: left out, --data has no {', '.join(missing)}", markup=False)

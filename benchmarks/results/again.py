@@ -27,10 +27,10 @@ class Job:
     places: Sequence[Place]
 
     @property
-    def is_by_hand(self) -> bool:
-        """No benchmark makes these."""
+    def is_benchmark(self) -> bool:
+        """Of this tree; else there is nothing to run."""
         module = module_of(self.command)
-        return module is None or file_of(module, ROOT) is None
+        return module is not None and file_of(module, ROOT) is not None
 
     def words(self, data: Path) -> list[str]:
         """For this Python; public traces and sets of prompts are those in the folder ``data``."""

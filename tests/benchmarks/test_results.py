@@ -72,10 +72,19 @@ def test_each_table_of_the_benchmarks_is_one_that_is_kept() -> None:
     assert not [line for line in page.splitlines() if line.startswith("|")]
 
 
+def test_the_origin_of_each_table_is_known() -> None:
+    origins = {str(place): each.origin for place, each in KEPT.items()}
+    assert not [
+        place
+        for place, origin in origins.items()
+        if None in (origin.command, origin.date, origin.revision, origin.machine, origin.seed)
+    ]
+
+
 def test_every_benchmark_that_made_a_table_is_there() -> None:
-    modules = {module_of(each.origin.command) for each in KEPT.values() if each.origin.command}
-    assert len(modules) > 25
-    assert not [module for module in modules if module and file_of(module, ROOT) is None]
+    modules = {str(each.origin.command): module_of(str(each.origin.command)) for each in KEPT.values()}
+    assert len({*modules.values()}) > 25
+    assert not [command for command, module in modules.items() if module is None or file_of(module, ROOT) is None]
     figures = {f"python -m benchmarks.figures {paper.page.name} {name}" for paper in PAPERS for name in paper.figures}
     made = {str(each.origin.command) for each in KEPT.values() if "benchmarks.figures" in str(each.origin.command)}
     assert not {command for command in made if shlex.join(shlex.split(command)[:5]) not in figures}
@@ -298,7 +307,7 @@ def test_figures_of_one_paper_with_the_same_options_are_one_command(tmp_path: Pa
 
 def test_what_cannot_be_run_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
     commands = {
-        "page/hand": "slackwater replay --online trace.csv",
+        "page/gone": "python -m benchmarks.gone --online trace.csv",
         "page/files": "python -m benchmarks.vllm.alone --prompts gsm8k_test.jsonl.gz",
         "page/broken": "python -m benchmarks.simulator.slo_search --no-such-option",
     }
@@ -306,7 +315,7 @@ def test_what_cannot_be_run_is_said_and_the_rest_goes_on(tmp_path: Path) -> None
     jobs = jobs_of({Place.of(place): made_by(command) for place, command in commands.items()})
     assert make(jobs, tmp_path, console) == 1
     said = console.export_text()
-    assert "1/3 page/hand: by hand: slackwater replay" in said
+    assert "1/3 page/gone: left out, no benchmark makes it: python -m benchmarks.gone" in said
     assert "--data has no gsm8k_test.jsonl.gz" in said and "no-such-option" in said
 
 
