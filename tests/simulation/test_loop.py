@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import random
+import sys
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
+from unittest.mock import patch
 
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.process import Process
@@ -28,6 +30,32 @@ def test_a_year_passes_at_once() -> None:
         return _loop().time()
 
     assert _run(main) == 365 * 24 * 3600.0
+
+
+def test_only_coroutines_are_collected_without_a_word() -> None:
+    class Broken:
+        def __del__(self) -> None:
+            raise ValueError("not closed")
+
+    async def never_ended() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("closed")
+
+    async def main() -> None:
+        coroutine = never_ended()
+        coroutine.send(None)
+        broken = Broken()
+        circles: list[Any] = [coroutine, broken]
+        circles.append(circles)
+        del coroutine, broken, circles
+        _loop().on_collect()
+
+    heard: list[str] = []
+    with patch.object(sys, "unraisablehook", lambda unraisable: heard.append(str(unraisable.exc_value))):
+        _run(main)
+    assert heard == ["not closed"]
 
 
 def test_nothing_of_a_run_stays() -> None:
