@@ -35,7 +35,7 @@ from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.handover import SetRole
 from shared.protocol.profiling.measurements import REPLACED, MeasuredShape, MeasureShape
-from shared.protocol.requests import AbortRequests, HeldRequests, InboxMessage
+from shared.protocol.requests import AbortRequests, HeldRequests, InboxMessage, WhoAsks
 from shared.protocol.sampling import FinishReason
 from shared.protocol.services import LeaseHolder
 from shared.protocol.steps import StepPlan
@@ -111,7 +111,7 @@ class ExecutorService(Service):
             return HandoverDesk(bus, lambda: self.info, *parts, lambda: not self._draining, self._spans)
 
         self._pool = PoolMember(lambda: self.info, engine, settings, make_desk)
-        self._gateway_ids: dict[str, None] = {}  # who sent requests
+        self._gateway_ids: dict[str, None] = {}  # who sent requests, or believes so
         self._lease = Lease(bus, self.name, clock)
         self._draining = False
         self._drain_on_stop_s = settings.drain_on_stop_s
@@ -134,7 +134,7 @@ class ExecutorService(Service):
         await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._on_measure)
         await self._bus.serve(subjects.cache(executor_id), object, self._on_cache)
         await self._bus.serve(subjects.drain(executor_id), SetDraining, self._on_drain)
-        await self._bus.serve(subjects.executor_alive(executor_id), object, self._on_alive)
+        await self._bus.serve(subjects.executor_alive(executor_id), WhoAsks | None, self._on_alive)
         await self._bus.serve(subjects.role(executor_id), SetRole, self._on_role)
         await self._join_pool()
         await self._bus.through_reconnects(self._bus.flush)
@@ -179,7 +179,7 @@ class ExecutorService(Service):
             raise
 
     def _gateways(self) -> Iterable[str]:
-        """Those that have sent requests, also where none of theirs is left."""
+        """Those that have sent requests, also where none of theirs is left or has come."""
         return self._gateway_ids | dict.fromkeys(self._replica.request_ids_of_gateways())
 
     def _held(self, gateway_id: str) -> HeldRequests:
@@ -329,7 +329,10 @@ class ExecutorService(Service):
         if not await self._pool.join():
             self.info = replace(self.info, kv_link="")
 
-    async def _on_alive(self, _: object) -> str:
+    async def _on_alive(self, asks: WhoAsks | None) -> str:
+        """A gateway that was taken for gone may be there, and a request of it be lost on its way here."""
+        if asks is not None and asks.gateway_id:
+            self._gateway_ids[asks.gateway_id] = None
         return self.info.epoch
 
     async def _beat(self) -> None:

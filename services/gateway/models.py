@@ -54,7 +54,7 @@ class GatewayModel:
         self.flex = FlexTracker(bus, of_model, self.registry, f"{own_id}-flex", clock, *flex)
         waits = self.tracker.room, around.num_live, self.router.wait_s
         self.admission = Admission(bus, clock, around.settings, *waits, ttft_bound_s(prepared.slo))
-        self._probe = executor_probe(bus, self._executors_at_work, self.registry.lose, self._is_idle)
+        self._probe = executor_probe(bus, self._executors_at_work, self.registry.lose, self._is_idle, own_id)
         for each in (self.tracker, self.flex):
             each.on_live.append(self._probe.look)
 

@@ -39,4 +39,11 @@ class HeldRequests(msgspec.Struct, frozen=True):
     request_ids: list[str]
 
 
+class WhoAsks(msgspec.Struct, frozen=True):
+    """Whether an executor is there, asked by one that has work there. ``gateway_id``: a gateway, which is told what is
+    held of it from then on: of its requests the executor may not have heard. Empty for others."""
+
+    gateway_id: OptionalToken = ""
+
+
 InboxMessage = GenerateRequest | AbortRequests

@@ -87,7 +87,7 @@ kv_address = _of_executor("kv-address")  # request and reply between executors: 
 taken = _of_executor("taken")  # Taken, from the executor that has taken a request
 role = _of_executor("role")  # request and reply: SetRole; the executor answers with its heartbeat
 online = _of_executor("online")  # what online users got from it, once a second from each gateway
-executor_alive = _of_executor("alive")  # request and reply: an executor says that it is there
+executor_alive = _of_executor("alive")  # request and reply: WhoAsks; an executor says that it is there
 
 holder: SubjectOf = f"{PREFIX}.holder.{{}}".format  # request and reply: who holds a lease says that it is there
 

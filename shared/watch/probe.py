@@ -10,7 +10,7 @@ from shared.bus import Bus
 from shared.errors import BusError, NobodyListensError, NoResponderError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.requests import AbortRequests, HeldRequests
+from shared.protocol.requests import AbortRequests, HeldRequests, WhoAsks
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +74,17 @@ def executor_probe(
     live: Callable[[], Iterable[ExecutorInfo]],
     on_gone: Callable[[ExecutorInfo], None],
     is_idle: Callable[[], bool] = lambda: False,
+    gateway_id: str = "",
 ) -> Probe[ExecutorInfo]:
     """``live``: those that have work of this process; others are left to their heartbeats, since nobody waits for them.
-    So is one that answers late, or not at all: it may only be busy. ``is_idle``: no executor can have any."""
+    So is one that answers late, or not at all: it may only be busy. ``is_idle``: no executor can have any.
+    ``gateway_id``: of this process, where it is to be told what executors hold of it."""
 
     def subject_of(info: ExecutorInfo) -> str:
         return subjects.executor_alive(info.executor_id)
 
-    return Probe(bus, subject_of, live, on_gone, EXECUTOR_INTERVAL_S, NobodyListensError, is_idle=is_idle)
+    how = bus, subject_of, live, on_gone, EXECUTOR_INTERVAL_S, NobodyListensError
+    return Probe(*how, message_of=lambda _: WhoAsks(gateway_id), is_idle=is_idle)
 
 
 def gateway_probe(

@@ -107,7 +107,7 @@ def simulate(order: Order, log: TextIO | None = None) -> Outcome:
         except Exception as error:
             summary.violations.append(Violation("a run comes to its end", repr(error), traceback.format_exc()))
         finally:
-            await _ended(world)
+            await end_processes(world)
         events.extend(world.history.events)
         return world.now()
 
@@ -171,13 +171,13 @@ def right_answers() -> dict[str, str]:
                     assert answer.ended is Ended.DONE, answer
                     right[json.dumps(question.body)] = answer.text
             finally:
-                await _ended(world)
+                await end_processes(world)
 
     in_virtual_time("right", run)
     return right
 
 
-async def _ended(world: World) -> None:
+async def end_processes(world: World) -> None:
     """Processes are ended from outside of any task."""
     done = asyncio.get_running_loop().create_future()
 

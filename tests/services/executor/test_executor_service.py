@@ -24,7 +24,7 @@ from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.profiling.budgets import BudgetRecord
 from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.profiling.measurements import REPLACED, LatencySample, MeasuredShape, MeasureShape, PrefillChunk
-from shared.protocol.requests import GenerateRequest
+from shared.protocol.requests import AbortRequests, GenerateRequest, HeldRequests, WhoAsks
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.services import LeaseHolder
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
@@ -481,6 +481,24 @@ async def test_requests_of_a_gateway_that_is_gone_stop(bus: Bus, listener: Liste
                 break
     assert [ended.finish_reason for ended in step.ended] == [FinishReason.ABORT]
     assert [state.request_id for state in step.states] == ["kept"]
+
+
+async def test_a_gateway_of_which_no_request_has_come_is_told_what_is_held(bus: Bus, executor: ExecutorService) -> None:
+    """One that believes that it has work there says so: it was taken for gone, or its first request was lost."""
+    told: asyncio.Queue[HeldRequests] = asyncio.Queue()
+
+    async def alive(held: HeldRequests) -> AbortRequests:
+        told.put_nowait(held)
+        return AbortRequests([])
+
+    await bus.serve(subjects.alive("gateway-new"), HeldRequests, alive)
+    await bus.flush()
+    for asks in (None, WhoAsks(), WhoAsks("gateway-new")):
+        epoch = await bus.request(subjects.executor_alive("executor-0"), asks, str)
+        assert epoch == executor.info.epoch
+    async with asyncio.timeout(30):
+        assert await told.get() == HeldRequests("executor-0", epoch, [])
+    assert list(executor._gateways()) == ["gateway-new"]
 
 
 @contextlib.asynccontextmanager
