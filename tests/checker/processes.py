@@ -3,6 +3,7 @@ foresee; none grows; at the end nothing is left that nobody needs."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from statistics import median
@@ -51,7 +52,8 @@ def check_errors(history: History, limits: Limits) -> Iterator[Violation]:
 
 
 def check_memory(history: History, limits: Limits) -> Iterator[Violation]:
-    """Of each process's last life, its median in the last third against that in the second."""
+    """Of each process's last life, its median in the last third against that in the second, without the largest step
+    from one look to the next: something that is read once, when it is needed first, may be large."""
     for process in history.processes:
         if not process.memory or process.memory[-1][0] - process.memory[0][0] < limits.flat_after_s:
             continue
@@ -59,7 +61,8 @@ def check_memory(history: History, limits: Limits) -> Iterator[Violation]:
         from_s, to_s = process.memory[0][0] + third, process.memory[0][0] + 2 * third
         before = median(num_bytes for at_s, num_bytes in process.memory if from_s <= at_s < to_s)
         after = median(num_bytes for at_s, num_bytes in process.memory if at_s >= to_s)
-        if after - before > max(limits.growth_bytes, limits.growth * before):
+        once = max(later - earlier for (_, earlier), (_, later) in itertools.pairwise(process.memory))
+        if after - before - once > max(limits.growth_bytes, limits.growth * before):
             what = f"{process.name} from {before / 2**20:.0f} to {after / 2**20:.0f} MiB"
             yield Violation("memory is flat", what, process.memory)
 

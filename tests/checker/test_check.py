@@ -249,6 +249,13 @@ def test_memory_that_grows_a_little_is_seen() -> None:
     assert broken(processes=slowly) == ["memory is flat: executor-0 from 160 to 200 MiB"]
 
 
+def test_what_is_read_once_is_no_growth() -> None:
+    once = [(float(second), (100 if second < 450 else 200) * MIB) for second in range(0, 600, 2)]
+    assert broken(processes=make_process(once)) == []
+    twice = [(at_s, num_bytes + (50 * MIB if at_s >= 460.0 else 0)) for at_s, num_bytes in once]
+    assert broken(processes=make_process(twice)) == ["memory is flat: executor-0 from 100 to 250 MiB"]
+
+
 def told_to_end(ended_s: float | None, *events: Event, grace_s: float | None = 10.0) -> list[str]:
     """What is broken where it was told to end after 100 s; with the time in which it has to be gone it has 40 s."""
     process = make_process(told_s=100.0, grace_s=grace_s, ended_s=ended_s, status=0, reason="terminated")
