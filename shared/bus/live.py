@@ -201,7 +201,8 @@ class LiveMessages(Connection):
             finally:
                 idle.set()
 
-        return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message), idle)
+        with failing_as(f"subscribe to {subject}"):
+            return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message), idle)
 
     async def _handle(self, msg: Msg, handling: Awaitable[None]) -> None:
         """Its error ends this message alone."""

@@ -22,6 +22,7 @@ from shared.bus.connection import CLOSE_S
 from shared.bus.lease import RELEASE_S, Lease
 from shared.bus.permissions import BusRole
 from shared.clock import SystemClock
+from shared.errors import BusError
 from shared.protocol.requests import AbortRequests
 from tests.conftest import nats_server_binary, wait_for_port
 from tests.programs import stand_still
@@ -265,3 +266,12 @@ async def test_a_flush_that_is_answered_tells_of_all_that_was_published_before()
         await bus.publish("test", AbortRequests([]))
         await bus.close()
         assert said[4:] == [b"PUB", b"PING"]
+
+
+async def test_who_subscribes_while_the_connection_closes_is_told_so_in_a_named_error(bus: Bus) -> None:
+    bus._client._status = bus._client.DRAINING_SUBS
+    try:
+        with pytest.raises(BusError, match="subscribe to test: nats: connection draining"):
+            await bus.subscribe("test", object, lambda _: asyncio.sleep(0))
+    finally:
+        bus._client._status = bus._client.CONNECTED
