@@ -24,7 +24,7 @@ class Leftovers:
     async def found(cls, tools: BatchTools) -> Leftovers:
         """Raises BusError."""
         objects = await tools.objects.all()  # before the records: contents are there before their record is
-        batch_keys = [entry for entry in await tools.batch_keys.entries() if entry.value is not None]
+        batch_keys = await tools.batch_keys.entries()
         batches = await tools.batches.keys()
         named = await tools.files.keys() | {lines_object(batch_id) for batch_id in batches}
         return cls(
@@ -37,13 +37,13 @@ class Leftovers:
         """What is just as it was; how much that is. So its age goes by no clock but that of whoever waits between, and
         none that is set makes an upload old while it is at work. Raises BusError."""
         now = await Leftovers.found(tools)
-        objects = [name for name, _ in self.objects.items() & now.objects.items()]
-        stored = [subject for subject, _ in self.stored.items() & now.stored.items()]
-        keys = self.keys.items() & now.keys.items()
-        for name in sorted(objects):
+        objects = sorted(self.objects.items() & now.objects.items())
+        stored = sorted(self.stored.items() & now.stored.items())
+        keys = sorted(self.keys.items() & now.keys.items())
+        for name, _ in objects:
             await tools.objects.delete(name)
-        await tools.objects.remove_unneeded(sorted(stored))
-        for key, revision in sorted(keys):
+        await tools.objects.remove_unneeded(subject for subject, _ in stored)
+        for key, revision in keys:
             with contextlib.suppress(ConflictError):
                 await tools.batch_keys.delete(key, revision)
         return len(objects) + len(stored) + len(keys)
