@@ -46,5 +46,5 @@ def test_each_stack_has_a_row(tmp_path: Path) -> None:
     for row in rows:
         assert isinstance(row, dict)
         assert float(row["TTFT mean ms"]) > 0 and float(row["of alone: mean TBT"]) > 0.5
-        assert float(row["offline output tokens/s"].replace(",", "")) > 0 and float(row["harvest"]) > 0
+        assert float(row["offline output tokens/s"].replace(",", "")) > 0
         assert int(row["steps planned"].replace(",", "")) > 0
