@@ -247,10 +247,11 @@ class ServerError:
 
 @dataclass(slots=True)
 class History:
-    """A whole run. ``calm_s``: since when nothing was done to the system; ``over_s``: when it was looked at for the
-    last time. ``left_over``: what was left in the system then, as ``{"online_running executor-0": 0}``;
-    ``unforeseen``: errors with a traceback that processes have told of, in words. ``not_synced``: times in which what
-    the bus stored may not have been on its disk when its power was cut."""
+    """A whole run. ``calm_s``: since when nothing was done to the system; ``idle_s``: since when nobody else asked it
+    for anything, and all that had been asked for was over; ``over_s``: when it was looked at for the last time.
+    ``left_over``: what was left in the system then, as ``{"online_running executor-0": 0}``; ``unforeseen``: errors
+    with a traceback that processes have told of, in words. ``not_synced``: times in which what the bus stored may not
+    have been on its disk when its power was cut."""
 
     streams: list[Stream] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
@@ -262,6 +263,7 @@ class History:
     unforeseen: list[str] = field(default_factory=list)
     not_synced: list[tuple[float, float]] = field(default_factory=list)
     calm_s: float = 0.0
+    idle_s: float = math.inf
     over_s: float = 0.0
     left_over: dict[str, int] = field(default_factory=dict)
 

@@ -1,9 +1,9 @@
 """No stream has a wrong, doubled or missing token; none ends with an error while somebody could have served it; none
-hangs."""
+hangs; where nothing else is to be done its tokens come as they are made, and without a long pause."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.checker.history import Ended, History, Stream
 from tests.checker.violation import Limits, Violation
@@ -14,6 +14,7 @@ def check_streams(history: History, limits: Limits) -> Iterator[Violation]:
         yield from _wrong_text(stream)
         yield from _wrong_end(stream, history.calm_s)
         yield from _too_long(stream, history.over_s, limits)
+    yield from _late([stream for stream in history.streams if stream.sent_s >= history.idle_s], limits)
 
 
 def _wrong_text(stream: Stream) -> Iterator[Violation]:
@@ -46,3 +47,17 @@ def _too_long(stream: Stream, over_s: float, limits: Limits) -> Iterator[Violati
         yield Violation("no stream hangs", f"it has not ended after {took_s:.0f} s", stream)
     elif took_s > limits.stream_s and stream.ended is not Ended.LEFT:
         yield Violation("no stream hangs", f"it took {took_s:.0f} s", stream)
+
+
+def _late(streams: Sequence[Stream], limits: Limits) -> Iterator[Violation]:
+    """Of those that had the whole system to themselves. One of them may come in one piece, where this machine stood
+    still meanwhile; not all."""
+    for stream in streams:
+        from_s, to_s = stream.longest_pause
+        if to_s - from_s > limits.idle_pause_s:
+            what = f"a pause of {to_s - from_s:.1f} s with nothing else to do"
+            yield Violation("no stream waits for nothing", what, stream)
+    streamed = [stream for stream in streams if stream.ended is Ended.DONE and not stream.is_whole]
+    if streamed and all(len({piece.at_s for piece in stream.pieces}) < 2 for stream in streamed):
+        what = f"none of {len(streamed)} came in more than one piece"
+        yield Violation("tokens come as they are made", what, streamed)

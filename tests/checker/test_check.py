@@ -112,6 +112,19 @@ def test_a_stream_that_is_not_as_promised(stream: Stream, what: str) -> None:
     assert broken(streams=stream) == [what]
 
 
+def test_where_nothing_else_is_to_be_done_tokens_come_as_they_are_made() -> None:
+    def of_idle(*streams: Stream) -> list[str]:
+        return [each.what for each in violations(History([*streams], idle_s=0.5))]
+
+    at_once = make_stream(pieces=[Piece(1.0, "Once "), Piece(1.0, "upon")])
+    slow = make_stream(pieces=[Piece(1.0, "Once "), Piece(22.0, "upon")], ended_s=22.5)
+    assert broken(streams=at_once) == broken(streams=slow) == [], "they were not alone"
+    assert of_idle(slow) == ["a pause of 21.0 s with nothing else to do"]
+    assert of_idle(at_once, at_once) == ["none of 2 came in more than one piece"]
+    assert of_idle(at_once, make_stream()) == [], "this machine may have stood still"
+    assert of_idle(make_stream(is_whole=True, pieces=[Piece(2.5, "Once upon")])) == []
+
+
 def test_an_error_is_excused_but_never_a_wrong_token() -> None:
     assert broken(streams=make_stream(ended=Ended.BROKEN, pieces=[], excuse="gateway-0 ended")) == []
     wrong = make_stream(ended=Ended.BROKEN, pieces=[Piece(1.0, "Twice")], excuse="gateway-0 ended")

@@ -16,7 +16,8 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``stream_s``: the longest that any answer may take, whatever happens; ``key_settles_s``: until every gateway
+    """``stream_s``: the longest that any answer may take, whatever happens; ``idle_pause_s``: the longest pause of
+    one where nothing else is to be done; ``key_settles_s``: until every gateway
     knows of a key once all is well; ``gone_s``: in which, from then on, what nobody needs has to go; ``beats_s``: in
     which each executor is heard twice; ``growth_bytes``, ``growth``: what a process may have more in the last third of
     its life than in the second, whichever is more, where it lived for at least ``flat_after_s``; ``late_s``: beyond its
@@ -24,6 +25,7 @@ class Limits:
     what a wrong clock may take of it."""
 
     stream_s: float = 240.0
+    idle_pause_s: float = 20.0
     key_settles_s: float = 10.0
     gone_s: float = 60.0
     beats_s: float = 2.5

@@ -20,6 +20,7 @@ from tests.faults.stack.stack import Stack
 WELL_S = 180.0  # until which it has to be
 LOOK_S = 0.5
 LINES_OBJECT = ".lines"
+REQUESTS_OF_GATEWAYS = ("live_requests", "waiting_requests", "flex_requests")  # that each tells of
 
 
 async def become_well(stack: Stack) -> dict[str, int]:
@@ -88,6 +89,9 @@ async def _counts(stack: Stack, bus: Bus, clients: Clients, beats_s: float) -> d
         counts[f"draining of {name}"] = int(beat.draining and name in stack.shape.executors)
     for stream in (subjects.REQUESTS_STREAM, subjects.RESULTS_STREAM):
         counts[f"messages of {stream}"] = (await bus.size(stream)).messages
+    answers = await bus.gather(subjects.PING, {}, ServiceStatus, 1.0)
+    for name in REQUESTS_OF_GATEWAYS:
+        counts[f"{name} of gateways"] = sum(int(answer.details.get(name) or 0) for answer in answers)
     objects = await (await bus.objects()).all()
     counts["objects of lines"] = sum(name.endswith(LINES_OBJECT) for name in objects)
     counts["batches that have not ended"] = await _unended(clients)

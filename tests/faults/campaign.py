@@ -75,7 +75,7 @@ class Campaign:
     async def _round(self, planned: Sequence[Planned]) -> list[Violation]:
         clients, contents, known = self._clients(), dict[str, bytes](), dict[str, str]()
         history = self._stack.history
-        history.calm_s = float("inf")
+        history.calm_s = history.idle_s = float("inf")
         load = [asyncio.create_task(each) for each in self._load(clients, contents, known)]
         try:
             await self._nemesis.run(planned)
@@ -110,8 +110,11 @@ class Campaign:
     async def _look(self, clients: Clients, contents: dict[str, bytes], known: dict[str, str]) -> None:
         """At what there is when all is well."""
         history = self._stack.history
-        await self._ask_all(clients)
+        at_each = [server for server in clients.urls for _ in range(CALM_STREAMS)]
+        await asyncio.gather(*(streams.ask_each(clients, self.questions, [server]) for server in at_each))
         history.left_over = await left_over(self._stack, clients, self._limits)
+        history.idle_s = self._stack.now()
+        await streams.ask_each(clients, self.questions, clients.urls)
         for server in clients.urls:
             await files.list_all(clients, server)
         kept = [file for file in history.files if file.file_id in contents]
@@ -122,16 +125,6 @@ class Campaign:
                 await keys.try_everywhere(clients, key, known[key.name])
         for file in kept:  # the next round's lists are short
             await clients.ask_until("DELETE", f"/v1/files/{file.file_id}")
-
-    async def _ask_all(self, clients: Clients) -> None:
-        """Each gateway answers."""
-        asked = [
-            streams.ask(clients, question, server, self.questions.right[question], is_flex=is_flex)
-            for server in clients.urls
-            for is_flex in (False, True)
-            for question in self._rng.sample(self.questions.long, CALM_STREAMS)
-        ]
-        await asyncio.gather(*asked)
 
     def _check(self) -> list[Violation]:
         history = self._stack.history

@@ -16,13 +16,14 @@ import pytest
 from tests.mutants.campaign import Campaign, Verdict
 from tests.mutants.mutations import Mutant, mutants_of
 from tests.mutants.nearest import SKIPPED, nearest_tests
+from tests.simulation.hash_seed import fix_hash_seed
 
 EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
 HEAD = "| module | mutants | killed | equivalent | alive |\n| --- | --- | --- | --- | --- |"
 
 
 def main() -> int:
-    """The exit status: 1 where tests fail without any change."""
+    """The exit status: 1 where tests fail, or a run is wrong, without any change."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("paths", nargs="+", help="modules, or folders of them")
     parser.add_argument("--sample", type=int, help="so many mutants of each module, drawn; else all")
@@ -31,23 +32,44 @@ def main() -> int:
     parser.add_argument("--again", type=Path, help="only those that this file, an output from before, says are alive")
     parser.add_argument("--tests", nargs="+", help="instead of those of the nearest folder")
     parser.add_argument("--most-s", type=float, default=5.0, help="what a mutant's tests may take, default %(default)g")
+    simulate = "instead of tests, so many runs of tests.simulation, of six busy minutes each"
+    parser.add_argument("--simulate", type=int, metavar="RUNS", help=simulate)
     arguments = parser.parse_args()
+    return _simulated(arguments) if arguments.simulate else _tested(arguments)
+
+
+def _tested(arguments: argparse.Namespace) -> int:
     groups: dict[tuple[str, ...], list[str]] = {}
     for path in _modules(arguments.paths):
         groups.setdefault(tuple(arguments.tests or nearest_tests(path)), []).append(path)
     rows, status = [HEAD], 0
     for tests, paths in groups.items():
-        drawn = [each for path in paths for each in _drawn(path, arguments.sample, arguments.seed)]
-        chosen = [each for each in drawn if arguments.match in str(each)]
-        if arguments.again:
-            alive = set(re.findall(r"alive\s+(.*)", arguments.again.read_text()))
-            chosen = [each for each in chosen if str(each) in alive]
-        campaign = Campaign(chosen, arguments.most_s)
+        campaign = Campaign(_chosen(paths, arguments), arguments.most_s)
         options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-k", SKIPPED]
         status = max(status, int(pytest.main([*options, *tests], plugins=[campaign])))
         rows += [_row(path, campaign) for path in paths]
     print("\n".join(rows))
     return status
+
+
+def _simulated(arguments: argparse.Namespace) -> int:
+    from tests.mutants.simulated import Simulated  # late: it imports all services
+
+    fix_hash_seed("tests.mutants")
+    paths = _modules(arguments.paths)
+    simulated = Simulated(_chosen(paths, arguments), arguments.simulate)
+    status = simulated.run()
+    print("\n".join(simulated.table(paths)))
+    return status
+
+
+def _chosen(paths: Iterable[str], arguments: argparse.Namespace) -> list[Mutant]:
+    drawn = [each for path in paths for each in _drawn(path, arguments.sample, arguments.seed)]
+    chosen = [each for each in drawn if arguments.match in str(each)]
+    if not arguments.again:
+        return chosen
+    alive = set(re.findall(r"alive\s+(.*)", arguments.again.read_text()))
+    return [each for each in chosen if str(each) in alive]
 
 
 def told_equivalents() -> set[tuple[str, str, str, str]]:

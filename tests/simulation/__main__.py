@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.faults import report
 from tests.simulation.faults import KINDS
+from tests.simulation.hash_seed import fix_hash_seed
 from tests.simulation.jobs import outcomes
 from tests.simulation.records import Record, RecordFile
 from tests.simulation.run import Order, Outcome, faults_of, simulate
@@ -24,7 +25,6 @@ from tests.simulation.shrink import shrunk
 from tests.simulation.totals import Totals, command_of
 from tests.simulation.traffic import MIXED, TRAFFICS
 
-HASH_SEED = "PYTHONHASHSEED"
 INTERRUPTED = 130
 
 
@@ -115,8 +115,5 @@ def _shown(console: Console, num_runs: int, shows: bool) -> Iterator[Callable[[]
 
 
 if __name__ == "__main__":
-    if os.environ.get(HASH_SEED) != "0":  # sets of strings are to have the same order in each run
-        os.execve(
-            sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], {**os.environ, HASH_SEED: "0"}
-        )
+    fix_hash_seed("tests.simulation")
     typer.run(main)

@@ -171,15 +171,11 @@ class World:
     async def _look(self, load: Load, questions: Questions) -> None:
         """At what there is when all is well."""
         clients = self.clients("look")
-        await asyncio.gather(
-            *(
-                streams.ask(clients, question, server, questions.right[question], is_flex=is_flex)
-                for server in self.gateways
-                for is_flex in (False, True)
-                for question in clients.rng.sample(questions.long, CALM_STREAMS)
-            )
-        )
+        at_each = [server for server in self.gateways for _ in range(CALM_STREAMS)]
+        await asyncio.gather(*(streams.ask_each(clients, questions, [server]) for server in at_each))
         self.history.left_over = await left_over(cast(Any, self), clients, self.limits)
+        self.history.idle_s = self.now()
+        await streams.ask_each(clients, questions, self.gateways)
         for server in self.gateways:
             await files.list_all(clients, server)
         await files.read_everywhere(clients, load.contents)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
@@ -66,6 +67,14 @@ async def ask(
         raise
     stream.ended_s = clients.now()
     return stream
+
+
+async def ask_each(clients: Clients, questions: Questions, servers: Iterable[str]) -> None:
+    """One of each tier at each gateway, one after the other."""
+    for server in servers:
+        for is_flex in (False, True):
+            question = clients.rng.choice(questions.long)
+            await ask(clients, question, server, questions.right[question], is_flex=is_flex)
 
 
 async def _read_whole(clients: Clients, stream: Stream, answer: httpx.Response) -> None:
