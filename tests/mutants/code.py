@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import gc
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -26,7 +27,9 @@ def functions_of(paths: Collection[str]) -> dict[str, list[FunctionType]]:
 def exchanged(path: str, tree: ast.Module, functions: Iterable[FunctionType]) -> Iterator[None]:
     """The ``functions`` of the module at ``path`` are those of ``tree`` until the end. Raises ``ValueError`` where one
     of them closes over other variables."""
-    codes = dict(_codes(compile(tree, str(Path(path).resolve()), "exec", dont_inherit=True)))
+    made = list(_codes(compile(tree, str(Path(path).resolve()), "exec", dont_inherit=True)))
+    times = Counter(key for key, _ in made)
+    codes = {key: code for key, code in made if times[key] == 1}  # lambdas of one line cannot be told from each other
     before = [(each, each.__code__) for each in functions if _key(each.__code__) in codes]
     try:
         for function, code in before:

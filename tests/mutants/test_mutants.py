@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -60,6 +61,15 @@ def test_functions_are_exchanged_where_they_stand(is_frozen: bool) -> None:
     with exchanged(ROLE, mutated(mutant), functions_of([ROLE])[ROLE]):
         assert [role for role in Role if role.is_for_prompts] != held
     assert is_for_prompts.__code__ is code and [role for role in Role if role.is_for_prompts] == held
+
+
+def test_of_lambdas_on_one_line_none_is_exchanged(tmp_path: Path) -> None:
+    (two := tmp_path / "two.py").write_text("def both(a):\n    return (lambda: a), (lambda b: b)\n")
+    made: dict[str, Any] = {}
+    exec(compile(two.read_text(), str(two), "exec"), made)
+    held = made["both"](1)
+    with exchanged(str(two), reporting(str(two), "print"), functions_of([str(two)])[str(two)]):
+        assert [held[0](), held[1](2)] == [1, 2]
 
 
 def test_which_statements_run_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
