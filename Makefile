@@ -10,9 +10,11 @@ UV := 0.13.8
 NIXL := $(if $(filter Linux,$(shell uname)),1.5.1)
 CHROMIUM := $(VENV)/.looked-for-chromium
 INPUTS := pyproject.toml constraints.txt
-# What measures this machine; figures and what needs vLLM are commands of their own.
+# What measures this machine; figures, what needs files, and what needs vLLM are commands of their own.
 MEASURED := $(addprefix benchmarks/,bus engine gateway kernels scheduling simulator)
-BENCHMARKS = $(basename $(notdir $(shell grep -lr --include='*.py' '^@benchmark' $(MEASURED))))
+NEED_FILES := engine/step_sizes scheduling/document_questions scheduling/replayed
+FOUND = $(patsubst benchmarks/%.py,%,$(shell grep -lr --include='*.py' '^@benchmark' $(MEASURED)))
+BENCHMARKS = $(sort $(filter-out $(NEED_FILES),$(FOUND)))
 
 # Where it is set, each process of each stack that a test starts compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,8 +43,9 @@ lint: $(VENV)/.installed-dev ## ruff and mypy
 
 bench: $(VENV)/.installed-dev ## run the benchmarks, or one: make bench BENCHMARKS=planning
 	@for name in $(BENCHMARKS); do \
-	  module=$$(find $(MEASURED) -name "$$name.py" | tr / .) && test -n "$$module" || { echo "no benchmark $$name"; exit 1; }; \
-	  echo "== $$name" && $(BIN)/python -m "$${module%.py}" $(ARGS) || exit 1; done
+	  set -- $$(find $(MEASURED) -path "*/$$name.py"); \
+	  test $$# = 1 || { echo "no benchmark $$name$${1:+: one of $$*}" >&2; exit 1; }; \
+	  echo "== $$name" && $(BIN)/python -m "$$(echo "$${1%.py}" | tr / .)" $(ARGS) || exit 1; done
 
 figures: $(VENV)/.installed-dev ## make the tables of docs/ anew, for hours; which are old: make figures ARGS=--check
 	@$(BIN)/python -m benchmarks.results $(ARGS)
