@@ -57,6 +57,7 @@ class OpenAIClient:
     def __init__(self, url: str, timeout_s: float, api_key: str | None = None) -> None:
         self.url = root_url(url)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=None)
+        self._too_late = f"no whole answer within {timeout_s:g} s"
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._headers = headers | {"Content-Type": "application/json"}
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
@@ -83,7 +84,8 @@ class OpenAIClient:
                 else:
                     await self._read_stream(response, record, on_event)
         except (aiohttp.ClientError, *OTHER_FAILURES) as error:
-            record.error = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            why = self._too_late if isinstance(error, TimeoutError) else error
+            record.error = f"{type(error).__name__}: {why}"[:MAX_ERROR_CHARS]
             is_lost = isinstance(error, aiohttp.ClientConnectionError | OSError) and not isinstance(error, TimeoutError)
             record.disconnected = is_lost and record.status is None
         record.finished_s = time.perf_counter()
