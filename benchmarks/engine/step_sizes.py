@@ -93,6 +93,6 @@ def main(
             "steps": str(own[0][1]),
             **formatted(".1f", {"processor time, s": median(seconds for _, _, seconds in own)}),
             **formatted(".3f", {"throughput": median(ratios), "least": min(ratios), "most": max(ratios)}),
-            "same answers": f"{same} of {lines * rounds}",
+            "same answers": f"{same} of {len(asked) * rounds}",
         }
     loaded.close()
