@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tests.checker.answers import answer_text
+from tests.checker.answers import whole_answer
 from tests.checker.history import Batch, History, LineEnd, Tokens
 from tests.checker.violation import Limits, Violation
 
@@ -33,6 +33,10 @@ def _check(batch: Batch, limits: Limits) -> Iterator[Violation]:
         yield Violation("nothing accepted is gone", "the batch was never seen again", batch)
         return
     yield from _broken_order(batch)
+    for server, status in batch.listed.items():
+        if status != batch.status:
+            what = f"{server} lists it as {status or 'nothing'}, and it is {batch.status}"
+            yield Violation("every gateway tells the same", what, batch)
     if batch.status not in FINAL:
         yield Violation("every batch ends", f"it is still {batch.status}", batch)
     elif batch.status == "expired" and batch.states[-1].at_s - batch.sent_s < limits.window_s:
@@ -93,8 +97,8 @@ def _wrong_results(batch: Batch, output: list[dict[str, Any]], errors: list[dict
             continue
         if line.end is LineEnd.FAILED:
             yield Violation("each line ends as it should", f"{line.custom_id} was answered", batch)
-        elif line.right is not None and (text := answer_text(result["response"]["body"]["choices"][0])) != line.right:
-            yield Violation("right tokens", f"{line.custom_id}: {text!r} instead of {line.right!r}", batch)
+        elif line.right is not None and (said := whole_answer(result["response"]["body"])) != line.right:
+            yield Violation("right tokens", f"{line.custom_id}: {said!r} instead of {line.right!r}", batch)
     for result in errors:
         line = by_id.get(result["custom_id"])
         is_meant = line is None or line.end is LineEnd.FAILED or _has_not_run(result)

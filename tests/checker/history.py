@@ -57,9 +57,9 @@ class Piece:
 class Stream:
     """One online or flex request and its answer; one that is not streamed comes in one piece.
 
-    ``right``: the whole answer that is right. ``is_whole``: it was not asked for as a stream. ``server``: the gateway
-    that it was sent to. ``excuse``: why it might not end as it should, without fault of the system: its gateway died,
-    or no executor lived; empty for none.
+    ``right``: the whole answer that is right, with its end (``answer_end``), which stands in the last piece.
+    ``is_whole``: it was not asked for as a stream. ``server``: the gateway that it was sent to. ``excuse``: why it
+    might not end as it should, without fault of the system: its gateway died, or no executor lived; empty for none.
     """
 
     name: str
@@ -98,7 +98,7 @@ class LineEnd(Enum):
 
 @dataclass(slots=True)
 class Line:
-    """``right``: the text of its answer; None where it is not known beforehand, as with a schema."""
+    """``right``: its answer, with its end (``answer_end``); None where it is not known beforehand, as with a schema."""
 
     custom_id: str
     right: str | None = None
@@ -132,7 +132,8 @@ class Batch:
 
     ``is_malformed``: its file is none of a batch, so it has to fail as a whole. ``cancelled_s``: when a cancellation
     was first sent. ``output`` and ``errors``: its files' lines, as downloaded at the end; None where the batch names
-    none. ``tokens``: as of its last state; None where it was not seen. ``unread``: why a file that it names could not
+    none. ``tokens``: as of its last state; None where it was not seen. ``listed``: by gateway, the state that its list
+    had at the end, empty where it was not in it; those that were asked. ``unread``: why a file that it names could not
     be downloaded.
     """
 
@@ -147,6 +148,7 @@ class Batch:
     output: list[str] | None = None
     errors: list[str] | None = None
     tokens: Tokens | None = None
+    listed: dict[str, str] = field(default_factory=dict)
     unread: str = ""
 
     @property

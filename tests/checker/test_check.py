@@ -28,6 +28,7 @@ from tests.checker.history import (
 from tests.checker.pauses import Pauses
 
 MIB = 2**20
+END = "\n<stop: 5 + 2 tokens>"  # of an answer
 
 
 def make_stream(**fields: Any) -> Stream:
@@ -40,7 +41,7 @@ def answered(custom_id: str, text: str = "yes") -> str:
     """Of 5 tokens, of which 4 were cached, 2 were made."""
     details = {"cached_tokens": 4}
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": details}
-    body = {"choices": [{"text": text}], "usage": usage}
+    body = {"choices": [{"text": text, "finish_reason": "stop"}], "usage": usage}
     return json.dumps({"custom_id": custom_id, "response": {"body": body}, "error": None})
 
 
@@ -50,7 +51,7 @@ def failed(custom_id: str, code: str = "invalid") -> str:
 
 def make_batch(**fields: Any) -> Batch:
     """Of two lines that are answered, and one that fails."""
-    lines = [Line("a", "yes"), Line("b", "yes"), Line("c", end=LineEnd.FAILED)]
+    lines = [Line("a", f"yes{END}"), Line("b", f"yes{END}"), Line("c", end=LineEnd.FAILED)]
     made = {"output": [answered("a"), answered("b")], "errors": [failed("c")], "accepted": True, "batch_id": "batch-1"}
     states = [BatchState(1.0, "in_progress", 3, 0, 0), BatchState(2.0, "completed", 3, 2, 1)]
     return Batch(**{"name": "a batch", "lines": lines, "sent_s": 0.0, "states": states} | made | fields)
@@ -175,7 +176,18 @@ def final(status: str, total: int = 3, completed: int = 2, failed: int = 1) -> l
             make_batch(output=[answered(id) for id in "abx"], states=final("completed", completed=3)),
             "each line has one result: 1 of another batch: x",
         ),
-        (make_batch(output=[answered("a"), answered("b", "no")]), "right tokens: b: 'no' instead of 'yes'"),
+        (
+            make_batch(output=[answered("a"), answered("b", "no")]),
+            f"right tokens: b: {f'no{END}'!r} instead of {f'yes{END}'!r}",
+        ),
+        (
+            make_batch(listed={"gateway-0": "completed", "gateway-1": "in_progress"}),
+            "every gateway tells the same: gateway-1 lists it as in_progress, and it is completed",
+        ),
+        (
+            make_batch(listed={"gateway-0": ""}),
+            "every gateway tells the same: gateway-0 lists it as nothing, and it is completed",
+        ),
         (
             make_batch(output=[answered(id) for id in "abc"], errors=None, states=final("completed", 3, 3, 0)),
             "each line ends as it should: c was answered",

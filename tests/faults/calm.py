@@ -20,6 +20,7 @@ from tests.faults.stack.stack import Stack
 WELL_S = 180.0  # until which it has to be
 LOOK_S = 0.5
 LINES_OBJECT = ".lines"
+CONSUMERS_EACH = 2  # of a stream, that a process may have
 REQUESTS_OF_GATEWAYS = ("live_requests", "waiting_requests", "flex_requests")  # that each tells of
 
 
@@ -87,11 +88,16 @@ async def _counts(stack: Stack, bus: Bus, clients: Clients, beats_s: float) -> d
         counts[f"online_running of {name}"] = beat.online_running + beat.online_waiting
         counts[f"offline_running of {name}"] = beat.offline_running + beat.offline_waiting
         counts[f"draining of {name}"] = int(beat.draining and name in stack.shape.executors)
-    for stream in (subjects.REQUESTS_STREAM, subjects.RESULTS_STREAM):
-        counts[f"messages of {stream}"] = (await bus.size(stream)).messages
     answers = await bus.gather(subjects.PING, {}, ServiceStatus, 1.0)
+    sizes = await bus.sizes()
+    for stream in (subjects.REQUESTS_STREAM, subjects.RESULTS_STREAM):
+        counts[f"messages of {stream}"] = sizes[stream].messages
+    for stream, size in sizes.items():
+        counts[f"consumers of {stream}"] = max(0, size.consumers - CONSUMERS_EACH * len(answers))
     for name in REQUESTS_OF_GATEWAYS:
         counts[f"{name} of gateways"] = sum(int(answer.details.get(name) or 0) for answer in answers)
+    predictors = [answer for answer in answers if answer.name == "predictor"]
+    counts["predictors without a latency model"] = sum(answer.details.get("models") == 0 for answer in predictors)
     objects = await (await bus.objects()).all()
     counts["objects of lines"] = sum(name.endswith(LINES_OBJECT) for name in objects)
     counts["batches that have not ended"] = await _unended(clients)

@@ -117,6 +117,7 @@ class Campaign:
         await streams.ask_each(clients, self.questions, clients.urls)
         for server in clients.urls:
             await files.list_all(clients, server)
+            await batches.list_all(clients, server)
         kept = [file for file in history.files if file.file_id in contents]
         await files.read_everywhere(clients, contents)
         await asyncio.sleep(max(0.0, history.calm_s + self._limits.key_settles_s - self._stack.now()))

@@ -22,7 +22,7 @@ from tests.checker.check import violations
 from tests.checker.history import History, Start
 from tests.checker.violation import Violation
 from tests.faults.calm import left_over
-from tests.faults.load import files, keys, streams
+from tests.faults.load import batches, files, keys, streams
 from tests.faults.load.questions import Questions
 from tests.simulation.clients import Load, VirtualClients, connecting
 from tests.simulation.faults import Fault
@@ -178,6 +178,7 @@ class World:
         await streams.ask_each(clients, questions, self.gateways)
         for server in self.gateways:
             await files.list_all(clients, server)
+            await batches.list_all(clients, server)
         await files.read_everywhere(clients, load.contents)
         await asyncio.sleep(max(0.0, self.history.calm_s + self.limits.key_settles_s - self.now()))
         for key in self.history.keys:

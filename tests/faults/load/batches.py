@@ -13,7 +13,7 @@ import httpx
 
 from tests.checker.batches import FINAL
 from tests.checker.history import Batch, BatchState, File, Line, LineEnd, Tokens
-from tests.faults.load.client import Clients
+from tests.faults.load.client import Clients, pages
 from tests.faults.load.questions import CHAT, COMPLETIONS, Question, Questions
 
 POLL_S = 1.0
@@ -193,3 +193,14 @@ async def _lines(clients: Clients, batch: Batch, file_id: str | None) -> list[st
         batch.unread = f"{file_id}: {answer and answer.status_code}"
         return None
     return answer.text.splitlines()
+
+
+async def list_all(clients: Clients, server: str) -> None:
+    """As what the gateway's list has each batch."""
+    states: dict[str, str] = {}
+    async with clients.http(server) as client:
+        async for page in pages(client, "/v1/batches"):
+            states |= {batch["id"]: batch["status"] for batch in page}
+    for batch in clients.history.batches:
+        if batch.batch_id is not None:
+            batch.listed[server] = states.get(batch.batch_id, "")

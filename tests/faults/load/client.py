@@ -102,3 +102,14 @@ class Clients:
                 await self.is_over.wait()
         except TimeoutError:
             return
+
+
+async def pages(client: httpx.AsyncClient, path: str) -> AsyncIterator[list[dict[str, Any]]]:
+    """Of a list, the newest first. Raises httpx.HTTPError."""
+    params: dict[str, str | int] = {"limit": 100}
+    while True:
+        page = (await client.get(path, params=params)).raise_for_status().json()
+        yield page["data"]
+        if not page["has_more"]:
+            return
+        params["after"] = page["data"][-1]["id"]

@@ -10,7 +10,7 @@ import httpx
 
 from tests.checker.history import File, Read
 from tests.faults.load.batches import delete, upload
-from tests.faults.load.client import Clients
+from tests.faults.load.client import Clients, pages
 
 BREAKING_SHARE, DELETED_SHARE = 0.25, 0.6
 MAX_BYTES = 300_000
@@ -88,14 +88,8 @@ async def break_off(clients: Clients, name: str, content: bytes) -> None:
 async def list_all(clients: Clients, server: str) -> None:
     """Whether the gateway's list has each file, by its name."""
     names: set[str] = set()
-    after: str | None = None
     async with clients.http(server) as client:
-        while True:
-            params = {"limit": 100} | ({} if after is None else {"after": after})
-            page = (await client.get("/v1/files", params=params)).raise_for_status().json()
-            names |= {file["filename"] for file in page["data"]}
-            after = page["data"][-1]["id"] if page["data"] else None
-            if not page["has_more"]:
-                break
+        async for page in pages(client, "/v1/files"):
+            names |= {file["filename"] for file in page}
     for file in clients.history.files:
         file.listed[server] = file.name in names

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.checker.answers import answer_text
+from tests.checker.answers import answer_end, answer_text, whole_answer
 from tests.checker.history import Ended, Piece, Stream
 from tests.faults.load.client import Clients
 from tests.faults.load.questions import Question, Questions
@@ -53,6 +53,7 @@ async def ask(
     stream = Stream(question.name, server, json.dumps(question.body), right, clients.now(), is_flex, is_whole)
     clients.history.streams.append(stream)
     body = {**question.body, "stream": not is_whole, "service_tier": "flex" if is_flex else "auto"}
+    body |= {} if is_whole else {"stream_options": {"include_usage": True}}
     try:
         async with clients.http(server, httpx.Timeout(clients.stream_s, connect=CONNECT_S)) as client:
             if is_whole:
@@ -80,7 +81,7 @@ async def ask_each(clients: Clients, questions: Questions, servers: Iterable[str
 async def _read_whole(clients: Clients, stream: Stream, answer: httpx.Response) -> None:
     stream.status = answer.status_code
     if answer.status_code == httpx.codes.OK:
-        stream.pieces.append(Piece(clients.now(), answer_text(answer.json()["choices"][0])))
+        stream.pieces.append(Piece(clients.now(), whole_answer(answer.json())))
         stream.ended = Ended.DONE
     else:
         _fail(stream, answer.text)
@@ -91,17 +92,26 @@ async def _read(clients: Clients, stream: Stream, answer: httpx.Response, leaves
     if answer.status_code != httpx.codes.OK:
         _fail(stream, (await answer.aread()).decode(errors="replace"))
         return
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
     async for line in answer.aiter_lines():
         if not line.startswith("data:"):
             continue
         data = line.removeprefix("data:").strip()
         if data == DONE:
+            end = answer_end(finish_reason, usage)
+            if stream.pieces:
+                stream.pieces[-1].text += end
+            else:
+                stream.pieces.append(Piece(clients.now(), end))
             stream.ended = Ended.DONE
             return
         chunk: dict[str, Any] = json.loads(data)
         if "error" in chunk:
             stream.ended, stream.error = Ended.ERROR, data
             return
+        usage = chunk.get("usage") or usage
+        finish_reason = next((choice["finish_reason"] for choice in chunk["choices"]), None) or finish_reason
         if text := "".join(answer_text(choice) for choice in chunk["choices"]):
             stream.pieces.append(Piece(clients.now(), text))
         if leaves_after is not None and len(stream.pieces) >= leaves_after:
