@@ -92,15 +92,16 @@ class Process:
         status = 0
         try:
             await main()
-        except SlackwaterError as error:
-            logger.error(
-                "stopped by an error", extra={"service": self.name, "error": f"{type(error).__name__}: {error}"}
-            )
-            status, self.error = 1, error
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            logger.exception("stopped by an unforeseen error", extra={"service": self.name})
+            if self.state == "dead":  # it was killed: what it has left is collected
+                return
+            if isinstance(error, SlackwaterError):
+                why = {"service": self.name, "error": f"{type(error).__name__}: {error}"}
+                logger.error("stopped by an error", extra=why)
+            else:
+                logger.exception("stopped by an unforeseen error", extra={"service": self.name})
             status, self.error = 1, error
         if self.state != "dead":
             self._die()

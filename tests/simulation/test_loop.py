@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.process import Process
 from tests.simulation.run import in_virtual_time
@@ -145,6 +147,28 @@ def test_nobody_sees_what_a_killed_process_cleans_up() -> None:
         return seen, ended
 
     assert _run(main) == (["cut before"], [])
+
+
+def test_what_is_collected_of_a_killed_process_is_no_error_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async def work() -> None:
+            try:
+                await asyncio.sleep(1e6)
+            finally:
+                try:
+                    await asyncio.sleep(1.0)
+                finally:
+                    await asyncio.sleep(1.0)  # also where the coroutine is closed
+
+        process, _ = _process(work)
+        await asyncio.sleep(1.0)
+        _loop().call_soon(process.kill)
+        await asyncio.sleep(10.0)
+
+    with patch.object(sys, "unraisablehook", lambda _: None):
+        _run(main)
+        gc.collect()
+    assert caplog.text == ""
 
 
 def test_a_process_that_ends_says_how() -> None:
