@@ -84,6 +84,7 @@ class Replica:
         self._pace = Pace()
         self._model: LatencyModel | None = None  # that was asked last
         self._planned: dict[str, int] = {}  # tokens of offline requests in the plan of the coming step
+        self._taken_in: StepPlan | None = None  # the last one whose requests came
         self._in_flight: deque[_Step] = deque()  # oldest first
         self.copies_ahead: list[SlotOperations] = []  # beside the steps in flight; whatever runs next has them too
         self._ahead: StepAhead | None = None  # the newest step in flight, before the other has ended
@@ -408,7 +409,11 @@ class Replica:
         return self.table.copies(None if all_of_them else fresh)
 
     def _take_in(self, plan: StepPlan) -> None:
-        """What a plan brings, beside its batch."""
+        """What a plan brings, beside its batch; nothing of one that was looked at before: who has left since is not to
+        come again."""
+        if plan is self._taken_in:
+            return
+        self._taken_in = plan
         for request in plan.admitted:
             self._admit(request)
         if plan.readers is not None:

@@ -104,6 +104,22 @@ def test_a_plan_of_which_nothing_is_left_gives_way_to_one_made_here() -> None:
     assert replica.table.running(Kind.OFFLINE).keys() == {"off"}
 
 
+def test_what_a_plan_brings_comes_once() -> None:
+    """It is looked at again where its step was begun ahead and taken back, or where nothing of it could run."""
+    planner, replica = make_planner(takes_steps_ahead=True)
+    replica.submit(request_of("on", max_tokens=30))
+    planner.start(planner.next_step(Policy(), MODEL)[0])
+    too_long = request_of("too long", Kind.OFFLINE, prompt=600)
+    planner.take_plan(plan_of(1, request_of("off", Kind.OFFLINE), too_long, online=("on",)))
+    planner.look_ahead(Policy(), MODEL)
+    replica.abort(["off"])
+    replica.take_back()
+    assert [each.sequence.request_id for each in planner.take_ended()] == ["too long", "off"]
+    finish(replica)
+    assert run(planner, replica) is PlanSource.PLAN and planner.take_ended() == []
+    assert [each.request_id for each in replica.table] == ["on"]
+
+
 def test_after_a_rest_as_many_steps_as_the_pipeline_has_were_due_to_nobody() -> None:
     planner, replica = make_planner(depth=3)
     for request_id in ("first", "second"):
