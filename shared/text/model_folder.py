@@ -37,13 +37,17 @@ class ModelFacts:
             sizes = msgspec.convert(config.get("text_config", config), _Sizes, strict=False)
         except msgspec.ValidationError as error:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error}") from error
+        max_model_len = sizes.max_position_embeddings or sizes.n_positions
+        if max_model_len is None:
+            raise ModelError(f"{folder / 'config.json'} lacks what is needed: max_position_embeddings")
         ends = tuple(dict.fromkeys([*_ends(folder, config), *_ends_of_tokenizer(folder)]))
-        return cls(sizes.max_position_embeddings, sizes.vocab_size, ends, EmbeddingSizes.of(config))
+        return cls(max_model_len, sizes.vocab_size, ends, EmbeddingSizes.of(config))
 
 
 class _Sizes(msgspec.Struct):
-    max_position_embeddings: Positive
     vocab_size: Positive
+    max_position_embeddings: Positive | None = None
+    n_positions: Positive | None = None  # the same in GPT-2's family
 
 
 class _Ends(msgspec.Struct):

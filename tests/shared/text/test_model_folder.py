@@ -35,3 +35,9 @@ def test_an_output_ends_with_each_token_that_a_file_calls_an_end(
     (tmp_path / "tokenizer.json").write_bytes((PREPARED / "tokenizer.json").read_bytes())
     assert ModelFacts.read(tmp_path).eos_token_ids == ends
     assert Tokenizer.from_folder(tmp_path).eos_token_ids == frozenset(ends)
+
+
+@pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])
+def test_the_context_has_another_name_in_gpt_2s_family(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({name: 1024, "vocab_size": 50257}))
+    assert ModelFacts.read(tmp_path).max_model_len == 1024
