@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -24,8 +25,10 @@ def check_batches(history: History, limits: Limits) -> Iterator[Violation]:
             last_s = batch.states[-1].at_s if batch.states else None
             if not history.may_have_lost(batch.sent_s, last_s):
                 yield from _check(batch, limits)
+                if batch.sent_s >= history.idle_s:
+                    yield from _late(batch, limits)
             elif batch.output is not None and batch.errors is not None:
-                yield from _check_files(batch)
+                yield from _check_files(batch, may_have_lost=True)
 
 
 def _check(batch: Batch, limits: Limits) -> Iterator[Violation]:
@@ -53,6 +56,13 @@ def _check(batch: Batch, limits: Limits) -> Iterator[Violation]:
         yield from _check_files(batch)
 
 
+def _late(batch: Batch, limits: Limits) -> Iterator[Violation]:
+    """A small one that has all to itself."""
+    took_s = batch.states[-1].at_s - batch.sent_s if batch.states else math.inf
+    if took_s > limits.idle_batch_s:
+        yield Violation("no batch waits for nothing", f"{took_s:.0f} s with nothing else to do", batch)
+
+
 def _broken_order(batch: Batch) -> Iterator[Violation]:
     """Nothing goes back, and an end is for good."""
     for before, after in itertools.pairwise(state.status for state in batch.states):
@@ -64,7 +74,9 @@ def _broken_order(batch: Batch) -> Iterator[Violation]:
             return
 
 
-def _check_files(batch: Batch) -> Iterator[Violation]:
+def _check_files(batch: Batch, may_have_lost: bool = False) -> Iterator[Violation]:
+    """``may_have_lost``: the bus may have forgotten that it was cancelled. It goes on then, and lines that were written
+    as not run have failed."""
     output, errors = _parsed(batch.output), _parsed(batch.errors)
     if output is None or errors is None:
         yield Violation("each line has one result", "a file has a line that is no JSON", batch)
@@ -78,7 +90,10 @@ def _check_files(batch: Batch) -> Iterator[Violation]:
         if ids:
             yield Violation("each line has one result", f"{len(ids)} {what}: {', '.join(ids[:5])}", batch)
     yield from _wrong_results(batch, output, errors)
-    yield from _wrong_counts(batch, output, errors)
+    is_resumed = may_have_lost and batch.status == "completed"
+    yield from _wrong_counts(batch, output, [result for result in errors if is_resumed or not _has_not_run(result)])
+    if batch.status == "completed" and not is_resumed and (not_run := sum(map(_has_not_run, errors))):
+        yield Violation("counts add up", f"it is completed, but {not_run} lines have not run", batch)
     yield from _wrong_tokens(batch, output)
 
 
@@ -110,14 +125,11 @@ def _has_not_run(result: dict[str, Any]) -> bool:
     return (result.get("error") or {}).get("code") in NOT_RUN
 
 
-def _wrong_counts(batch: Batch, output: list[dict[str, Any]], errors: list[dict[str, Any]]) -> Iterator[Violation]:
+def _wrong_counts(batch: Batch, output: list[dict[str, Any]], failed: list[dict[str, Any]]) -> Iterator[Violation]:
     last = batch.states[-1]
-    failed = sum(not _has_not_run(result) for result in errors)
-    seen, wanted = (last.total, last.completed, last.failed), (len(batch.lines), len(output), failed)
+    seen, wanted = (last.total, last.completed, last.failed), (len(batch.lines), len(output), len(failed))
     if seen != wanted:
         yield Violation("counts add up", f"total, completed, failed: {seen}, by its files {wanted}", batch)
-    if batch.status == "completed" and len(errors) != failed:
-        yield Violation("counts add up", f"it is completed, but {len(errors) - failed} lines have not run", batch)
 
 
 def _wrong_tokens(batch: Batch, output: list[dict[str, Any]]) -> Iterator[Violation]:

@@ -219,6 +219,12 @@ def test_a_batch_is_kept_to_what_its_answers_took_and_to_its_window() -> None:
     assert broken(batches=make_batch(states=a_day_later)) == []
 
 
+def test_a_batch_that_has_all_to_itself_is_soon_done() -> None:
+    slow = make_batch(states=[BatchState(70.0, "completed", 3, 2, 1)])
+    assert violations(History(batches=[slow])) == []
+    assert [each.what for each in violations(History(batches=[slow], idle_s=0.0))] == ["70 s with nothing else to do"]
+
+
 def test_a_cancelled_batch_may_have_run_in_part() -> None:
     batch = make_batch(
         output=[answered("a")],
@@ -318,6 +324,12 @@ GONE = make_file(sent_s=1.0, stored_s=2.0, reads=[Read(20.0, 404)], listed={"gat
 BACK = make_file(sent_s=1.0, stored_s=2.0, delete_sent_s=6.0, deleted=True, deleted_s=7.0)
 FORGOTTEN = make_key(401, make_sent_s=1.0, made_s=2.0)
 VALID_AGAIN = make_key(200, make_sent_s=1.0, made_s=2.0, revoke_sent_s=6.0, revoked_s=7.0)
+RESUMED = make_batch(
+    output=[answered("a")],
+    errors=[failed("b", "batch_cancelled"), failed("c")],
+    cancelled_s=1.0,
+    states=[BatchState(1.0, "cancelling", 3, 1, 0), BatchState(2.0, "completed", 3, 1, 2)],
+)
 UNDONE = make_batch(states=[*final("completed"), *final("404")])
 
 
@@ -329,6 +341,7 @@ UNDONE = make_batch(states=[*final("completed"), *final("404")])
         ({"keys": FORGOTTEN}, 1.5, 3.0),
         ({"keys": VALID_AGAIN}, 6.5, 3.0),
         ({"batches": UNDONE}, 1.5, 3.0),
+        ({"batches": RESUMED}, 1.5, 3.0),
     ],
 )
 def test_what_a_power_cut_took_before_it_was_synced_may_be_gone_and_nothing_else(

@@ -22,6 +22,7 @@ from tests.faults.summary import Summary
 NUM_STREAMS, NUM_BATCHES, NUM_FILES = 6, 2, 1  # clients of each kind
 ROUND = 40  # events
 CALM_STREAMS = 2  # of each kind, at each gateway
+IDLE_LINES = 20  # of a batch that has all to itself
 LEARNT_AT_ONCE = 8  # questions
 
 
@@ -115,6 +116,8 @@ class Campaign:
         history.left_over = await left_over(self._stack, clients, self._limits)
         history.idle_s = self._stack.now()
         await streams.ask_each(clients, self.questions, clients.urls)
+        small = batches.plain(self.questions, clients.rng, IDLE_LINES)
+        await batches.submit(clients, small, f"batch-idle-{history.idle_s:.0f}")
         for server in clients.urls:
             await files.list_all(clients, server)
             await batches.list_all(clients, server)

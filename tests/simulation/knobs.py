@@ -15,6 +15,7 @@ from unittest.mock import patch
 from tests.checker.violation import Limits
 
 IDLE_PAUSE_S = 5.0  # of a stream that has all to itself: no knob makes it wait, and a step takes half a second at most
+IDLE_BATCH_S = 30.0  # of twenty lines
 DEFAULTS_SHARE = 0.25  # of runs, in which all is as the product has it
 
 
@@ -140,6 +141,7 @@ def limits_of(knobs: Mapping[str, float]) -> Limits:
     return Limits(
         stream_s=usual.stream_s + 2.0 * later,
         idle_pause_s=IDLE_PAUSE_S,
+        idle_batch_s=IDLE_BATCH_S,
         key_settles_s=usual.key_settles_s + later,
         gone_s=usual.gone_s + later,
         beats_s=usual.beats_s * max(1.0, knobs.get(HEARTBEAT, 1.0)),

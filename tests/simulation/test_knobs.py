@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.checker.violation import Limits
-from tests.simulation.knobs import DEFAULTS_SHARE, HEARTBEAT, IDLE_PAUSE_S, KNOBS, later_s, limits_of, turned
+from tests.simulation.knobs import (
+    DEFAULTS_SHARE,
+    HEARTBEAT,
+    IDLE_BATCH_S,
+    IDLE_PAUSE_S,
+    KNOBS,
+    later_s,
+    limits_of,
+    turned,
+)
 from tests.simulation.setup import Setup, draw_setup
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +101,7 @@ def _read_at_import(node: ast.AST) -> Iterator[str]:
 
 
 def test_bounds_are_the_usual_ones_without_knobs_and_wider_with_slower_ones() -> None:
-    usual = Limits(late_s=0.0, idle_pause_s=IDLE_PAUSE_S)
+    usual = Limits(late_s=0.0, idle_pause_s=IDLE_PAUSE_S, idle_batch_s=IDLE_BATCH_S)
     assert limits_of({}) == limits_of(dict.fromkeys(KNOBS, 1.0)) == usual
     assert limits_of(dict.fromkeys(KNOBS, 0.2)) == usual
     slow = limits_of({HEARTBEAT: 4.0, "lease": 3.0})

@@ -43,6 +43,7 @@ WELL_S = 300.0  # until which all has to be well after the last fault, as a rule
 LOOK_S = 2.0
 STARTING_S = 15.0  # until which a gateway that was started again may not listen
 CALM_STREAMS = 2  # of each kind, at each gateway
+IDLE_LINES = 20  # of a batch that has all to itself
 GOOD_HEALTH = ("ok", "waits: pid")  # how it begins
 
 
@@ -176,6 +177,7 @@ class World:
         self.history.left_over = await left_over(cast(Any, self), clients, self.limits)
         self.history.idle_s = self.now()
         await streams.ask_each(clients, questions, self.gateways)
+        await batches.submit(clients, batches.plain(questions, clients.rng, IDLE_LINES), "batch-idle")
         for server in self.gateways:
             await files.list_all(clients, server)
             await batches.list_all(clients, server)
