@@ -35,6 +35,8 @@ def choose_device(device: str) -> torch.device:
         raise ConfigError(f"device {device!r} is not supported: write auto, cpu, cuda or cuda:1")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {device!r}: torch sees no CUDA device here; write cpu")
+    if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"device {device!r}: torch sees {count} CUDA devices here; write cuda:{count - 1} or less")
     return chosen
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from services.executor.engines.torch.attention import ATTENTION_NAME, AttentionStep, Layer, LayerShape, ShapeProbe
@@ -56,27 +56,28 @@ class LoadedModel:
     def load(cls, path: Path, device: torch.device, dtype: str, max_model_len: int) -> LoadedModel:
         """The fastest forward pass that gives the logits of transformers, of contexts of so many tokens. Raises
         ModelError for a model that cannot be run, ConfigError for a dtype that there is not."""
-        model, model_dtype = _read_model(path, device, dtype)
-        if why := why_not_exact(model.config.to_dict(), max_model_len):  # type: ignore[operator, union-attr]
-            raise ModelError(f"the torch engine cannot run {path}: {why}")
-        shapes, expected = probe(TransformersForward(model), device)
-        layers = list(shapes.values())
-        if missing := layers_without_attention(model, len(layers)):
-            raise ModelError(missing)
-        del shapes  # its keys are layers, whose weights are freed as they are taken
-        for change in (_merged, _packed):
-            forward = change(model, layers, can_pack(device, model_dtype))
-            if forward is None:
-                continue
-            with contextlib.suppress(ModelError):
-                found, logits = probe(forward, device)
-                if list(found.values()) == layers and _are_close(logits, expected):
-                    return cls(forward, model_dtype, found)
-            logger.warning("model does not run as it could", extra={"path": str(path), "without": change.__name__})
-            del forward, model
-            model, _ = _read_model(path, device, dtype)
-        plain = TransformersForward(model)
-        return cls(plain, model_dtype, probe(plain, device)[0])
+        with _named_errors(path):
+            model, model_dtype = _read_model(path, device, dtype)
+            if why := why_not_exact(model.config.to_dict(), max_model_len):  # type: ignore[operator, union-attr]
+                raise ModelError(f"the torch engine cannot run {path}: {why}")
+            shapes, expected = probe(TransformersForward(model), device)
+            layers = list(shapes.values())
+            if missing := layers_without_attention(model, len(layers)):
+                raise ModelError(missing)
+            del shapes  # its keys are layers, whose weights are freed as they are taken
+            for change in (_merged, _packed):
+                forward = change(model, layers, can_pack(device, model_dtype))
+                if forward is None:
+                    continue
+                with contextlib.suppress(ModelError):
+                    found, logits = probe(forward, device)
+                    if list(found.values()) == layers and _are_close(logits, expected):
+                        return cls(forward, model_dtype, found)
+                logger.warning("model does not run as it could", extra={"path": str(path), "without": change.__name__})
+                del forward, model
+                model, _ = _read_model(path, device, dtype)
+            plain = TransformersForward(model)
+            return cls(plain, model_dtype, probe(plain, device)[0])
 
 
 class TransformersForward:
@@ -132,16 +133,11 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    try:
-        config = AutoConfig.from_pretrained(path)
-        model_dtype = choose_dtype(dtype, device, config.dtype)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True
-        )
-    except ConfigError:
-        raise
-    except Exception as error:  # transformers have none of their own for files that are torn, or of another version
-        raise ModelError(f"cannot load the model in {path}: {_torn_weights(path) or first_line(error)}") from error
+    config = AutoConfig.from_pretrained(path)
+    model_dtype = choose_dtype(dtype, device, config.dtype)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True
+    )
     if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
         raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
     model: torch.nn.Module = loaded.to(device).eval().requires_grad_(False)
@@ -183,6 +179,8 @@ def why_not_exact(config: Mapping[str, Any], max_model_len: int) -> str:
         if kind in GO_BY_THE_STEP and max_model_len > trained:
             what = f"beyond {trained} tokens its rotary embedding ({kind}) goes by the longest request of a step"
             return f"{what}: limit its context with max_model_len = {trained}, or choose --engine vllm"
+    if config.get("attn_temperature_tuning"):
+        return "it scales attention by a token's place in the step (attn_temperature_tuning): choose --engine vllm"
     chunk = config.get("attention_chunk_size") or max_model_len
     if CHUNKED in (config.get("layer_types") or ()) and chunk < max_model_len:
         what = f"it attends in chunks of {chunk} tokens, which is not known here"
@@ -204,13 +202,24 @@ def _are_close(logits: Tensor, expected: Tensor) -> bool:
     return torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """transformers has none for files that are torn or of another version, nor torch for memory that is short."""
+    try:
+        yield
+    except (ConfigError, ModelError):
+        raise
+    except Exception as error:
+        raise ModelError(f"cannot load the model in {path}: {_torn_weights(path) or first_line(error)}") from error
+
+
 def _torn_weights(path: Path) -> str:
     """The first file of weights whose beginning cannot be read, and why; empty where there is none."""
     for file in sorted(path.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt"):
                 pass
-        except (SafetensorError, OSError) as error:
+        except Exception as error:  # torch has others where there is no room for the file in memory
             return f"{file.name} cannot be read: {error}"
     return ""
 
@@ -218,6 +227,8 @@ def _torn_weights(path: Path) -> str:
 def first_line(error: Exception) -> str:
     """Of what it says: torch and transformers say much. Where that ends with a colon, the next line too; a key alone
     would say nothing."""
-    said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+    if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # of a family with a table of its own
+        return "its attention is its own, and not to be replaced"
+    said = f"there is no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
     first, *rest = said.splitlines() or [""]
     return " ".join([first, *(line.strip() for line in rest[:1] if first.endswith(":"))])[:300]

@@ -45,6 +45,11 @@ def test_an_attention_that_we_lack_is_the_vllm_engines(tmp_path: Path) -> None:
     require_runnable(tmp_path, "sim")
 
 
+def test_an_attention_that_cannot_be_replaced_is_refused_in_words(tmp_path: Path) -> None:
+    save_config(tmp_path, "gptj")
+    assert "the torch engine cannot run: its attention is its own, and not to be replaced; " in refusal(tmp_path)
+
+
 def test_layers_without_attention_are_no_engines(tmp_path: Path) -> None:
     save_config(tmp_path, "mamba", architectures=["MambaForCausalLM"])
     said = refusal(tmp_path)

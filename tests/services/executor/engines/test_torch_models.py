@@ -102,6 +102,17 @@ def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
         TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
 
 
+def test_memory_that_is_short_for_the_weights_is_a_model_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tmp_path, "llama")
+
+    def run_out(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("services.executor.engines.torch.model.LlamaForward", run_out)
+    with pytest.raises(ModelError, match=r"cannot load the model in .*: CUDA out of memory\."):
+        TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -150,6 +161,8 @@ def test_a_rotary_embedding_that_goes_by_others_of_a_step_is_refused_unless_it_c
         ({"text_config": {"layer_types": ["chunked_attention"], "attention_chunk_size": 64}}, 65, "= 64"),
         ({"layer_types": ["chunked_attention"], "attention_chunk_size": 64}, 64, ""),
         ({"layer_types": ["full_attention"], "attention_chunk_size": 64}, 65, ""),
+        ({"text_config": {"attn_temperature_tuning": True, "floor_scale": 8192}}, 64, "attn_temperature_tuning"),
+        ({"attn_temperature_tuning": False}, 64, ""),
         ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 64}}, 256, ""),
         ({"rope_scaling": None, "max_position_embeddings": 64}, 128, ""),
     ],
