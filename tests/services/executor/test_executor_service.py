@@ -503,9 +503,9 @@ async def test_a_gateway_of_which_no_request_has_come_is_told_what_is_held(bus: 
 
 @contextlib.asynccontextmanager
 async def draining_executor(
-    nats_url: str, model_folder: Path, tokenizer: Tokenizer, drain_on_stop_s: float
-) -> AsyncIterator[tuple[Bus, asyncio.Task[None]]]:
-    """Its bus, and its life; it holds the request "a", and is told to stop."""
+    nats_url: str, model_folder: Path, tokenizer: Tokenizer, drain_on_stop_s: float, max_tokens: int = 200
+) -> AsyncIterator[tuple[ExecutorService, asyncio.Task[None]]]:
+    """And its life; it holds the request "a", and is told to stop."""
     settings = ExecutorSettings(
         model_path=str(model_folder), engine="sim", sim_time_scale=0.2, kv_blocks=256, drain_on_stop_s=drain_on_stop_s
     )
@@ -513,10 +513,10 @@ async def draining_executor(
     service = make_service(own_bus, settings, tokenizer)
     await service.start()
     running = asyncio.create_task(service.run())
-    await own_bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=200))
+    await own_bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=max_tokens))
     await until(lambda: service._replica.has_work)
     running.cancel()
-    yield own_bus, running
+    yield service, running
     await asyncio.wait((running,))
     await service.stop()
     await own_bus.close()
@@ -548,9 +548,10 @@ async def test_what_does_not_end_in_time_is_left(
 async def test_without_a_bus_it_waits_for_nobody(
     nats_url: str, listener: Listener, model_folder: Path, tokenizer: Tokenizer
 ) -> None:
-    async with draining_executor(nats_url, model_folder, tokenizer, 60.0) as (own_bus, running), asyncio.timeout(30):
-        await own_bus.close()
+    async with draining_executor(nats_url, model_folder, tokenizer, 60.0, max_tokens=4000) as (service, running):
+        await service._bus.close()
         await asyncio.wait((running,))
+        assert running.cancelled() and service._replica.has_work
 
 
 async def test_registration_and_signing_off(nats_url: str, bus: Bus, model_folder: Path, tokenizer: Tokenizer) -> None:

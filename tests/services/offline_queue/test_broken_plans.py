@@ -1,6 +1,8 @@
 """An executor whose picture no plan can be made of is begun with anew, and the others get theirs. Records that are not
 of their keys are nobody's."""
 
+import logging
+
 import pytest
 from msgspec.structs import replace
 
@@ -43,12 +45,18 @@ async def test_a_plan_that_cannot_be_made_ends_no_service(
 
 
 @pytest.mark.usefixtures("offline_queue")
-async def test_a_registration_under_another_key_replaces_nobody(bus: Bus) -> None:
+async def test_a_registration_under_another_key_replaces_nobody(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     peer = await Peer.registered(bus, "executor-0", Role.MIXED)
-    await submit(bus, REQUEST)
     executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
-    await executors.put("executor-1", replace(peer.info, epoch="another"))
+    await executors.put("executor-2", replace(peer.info, epoch="another"))
+    later = await Peer.registered(bus, "executor-1", Role.MIXED)
+    await submit(bus, "flex-client.two-1")
+    await later.plan_with("flex-client.two-1")  # it comes behind the other registrations
+    await submit(bus, REQUEST)
     await peer.plan_with(REQUEST)
+    attached = [(each.executor_id, each.epoch) for each in caplog.records if each.message == "executor attached"]
+    assert attached == [("executor-0", peer.info.epoch), ("executor-1", later.info.epoch)]
 
 
 async def test_a_batch_under_another_key_is_nobodys(desk: Desk) -> None:

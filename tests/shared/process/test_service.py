@@ -44,11 +44,48 @@ async def test_it_ends_where_the_server_will_not_have_its_connection_any_more(na
     assert service.has_stopped
 
 
-async def test_it_ends_when_it_is_told_to(nats_url: str) -> None:
-    stopping = asyncio.Event()
-    serving = asyncio.create_task(serve(nats_url, "waits", Waits, stopping))
+class Runs(Waits):
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus)
+        self.is_running = asyncio.Event()
+        self.was_connected_at_stop = False
+
+    async def run(self) -> None:
+        self.is_running.set()
+        await super().run()
+
+    async def stop(self) -> None:
+        await super().stop()
+        self.was_connected_at_stop = self.bus.is_connected
+
+
+async def test_one_that_runs_is_stopped_when_it_is_told_to_end_and_then_its_bus_is_closed(nats_url: str) -> None:
+    stopping, made = asyncio.Event(), asyncio.Queue[Runs]()
+
+    def make(bus: Bus) -> Service:
+        made.put_nowait(service := Runs(bus))
+        return service
+
+    serving = asyncio.create_task(serve(nats_url, "waits", make, stopping))
+    service = await made.get()
+    await service.is_running.wait()
+    assert not serving.done()
     stopping.set()
     await asyncio.wait_for(serving, 30)
+    assert service.has_stopped and service.was_connected_at_stop and service.bus.is_closed
+
+
+async def test_one_that_is_told_to_end_before_it_is_connected_is_not_made(nats_url: str) -> None:
+    stopping, made = asyncio.Event(), list[Bus]()
+
+    def make(bus: Bus) -> Service:
+        made.append(bus)
+        return Waits(bus)
+
+    serving = asyncio.create_task(serve(nats_url, "waits", make, stopping))
+    stopping.set()
+    await asyncio.wait_for(serving, 30)
+    assert made == []
 
 
 class FailsInParts(Waits):
