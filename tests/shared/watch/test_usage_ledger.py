@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from shared.bus import Bucket, Bus
-from shared.clock import Clock, SystemClock
+from shared.clock import Clock
 from shared.protocol import subjects
 from shared.protocol.access.key_usage import KeyUsage, UsagePlace, day_of
 from shared.watch import usage_ledger
@@ -17,7 +17,15 @@ from shared.watch.usage_ledger import UsageLedger
 from tests.shared.bus.servers import until
 from tests.shared.replica.test_readers import ManualClock
 
-CLOCK = SystemClock()
+
+def at_noon() -> ManualClock:
+    """Of a month's last day."""
+    clock = ManualClock()
+    clock.now_s = datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()
+    return clock
+
+
+CLOCK = at_noon()
 TODAY = day_of(CLOCK.unix_s())
 ONE = KeyUsage(1, 10, 4, 5)
 OF_A, OF_B, OF_BATCH = (UsagePlace(TODAY, "alice", source) for source in ("gateway-a", "gateway-b", "batch_1"))
@@ -188,8 +196,7 @@ class DailyLedger:
     @classmethod
     @contextlib.asynccontextmanager
     async def begun(cls, bus: Bus) -> AsyncIterator["DailyLedger"]:
-        clock = ManualClock()
-        clock.now_s = datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()
+        clock = at_noon()
         async with running(bus, clock) as ledger:
             yield cls(await usage_bucket(bus), ledger, clock)
 

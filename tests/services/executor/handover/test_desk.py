@@ -233,6 +233,7 @@ class FakeTaker:
         self.offers: asyncio.Queue[Offer] = asyncio.Queue()
         self.withdrawals = 0
         self.answers: dict[str, bool] = {}  # to withdrawals, by handover id
+        self.is_draining = False
         self.has_ended = asyncio.Event()
         self._gateway = gateway
         self._info = pools.strict.info
@@ -249,7 +250,9 @@ class FakeTaker:
 
         info = replace(self._info, executor_id="fake", epoch="epoch", role=Role.STRICT)
         template = self._gateway.beats["strict"]
-        await self._gateway.bus.publish(subjects.heartbeat("fake"), replace(template, info=info, draining=False))
+        await self._gateway.bus.publish(
+            subjects.heartbeat("fake"), replace(template, info=info, draining=self.is_draining)
+        )
 
     async def _on_ask(self, ask: AskKVAddress) -> KVAddress:
         return KVAddress(self.place, "sim", self._layout.layout, b"")
@@ -293,12 +296,13 @@ async def test_an_offer_without_an_answer_is_asked_about_until_it_is_known(
     await until(lambda: fake.withdrawals >= 2)
     held = gateway.outputs["online-0"]
     assert len(held) < 60 and "online-0" not in gateway.ended
+    fake.is_draining = True  # so that it is offered nothing more
+    await until(lambda: not pools.relaxed._replica.handovers.pushes)
     fake.answers[offer.handover_id] = is_taken
     if is_taken:
         await until(lambda: not pools.relaxed._replica.has_work)
         assert pools.relaxed._replica.totals.handed_over == 1
     else:
-        pools.relaxed._replica.handovers.pushes = ()
         await gateway.until_ended(1)
         assert len(gateway.outputs["online-0"]) == 60
     beating.cancel()

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -227,7 +226,7 @@ def test_a_stopping_gateway_ends_what_waits_for_the_bus_with_an_error(tmp_path: 
         rig.pause("nats")
         upload = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
         answer = pool.submit(rig.http.post, "/v1/files", **upload)
-        time.sleep(1.0)  # nothing tells that it waits for the bus
+        wait_until(lambda: rig.metric("slackwater_http_answering") == 2, rig.logs)  # that, and the metrics
         rig.signal("gateway", signal.SIGTERM)
         assert answer.result(60).status_code == 503 and "shutting down" in answer.result().json()["error"]["message"]
         assert rig.wait("gateway") == 0
