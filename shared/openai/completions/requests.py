@@ -41,6 +41,7 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     tools: ToolUse | None = None  # whose calls are to be found in the output
     reasoning: Reasoning | None = None  # to be parted from the content
     other_prompts: list[list[int]] = []  # of a text completion with several; each has its own choices
+    is_seed_drawn: bool = False  # since the client gave none
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -53,19 +54,21 @@ class CompletionRequest(msgspec.Struct, frozen=True):
         return len(self.prompts) * self.sampling.n
 
     def choices(self) -> list[CompletionRequest]:
-        """A request of its own for each, prompt by prompt; those of one prompt have seeds of their own."""
+        """A request of its own for each, prompt by prompt; those of one prompt have seeds of their own. Prompts have
+        the same seeds where the client gave one, which says what comes, and else different ones: a prompt that is there
+        twice is to have two answers."""
         replace = msgspec.structs.replace
         return [
             replace(self, prompt_token_ids=prompt, sampling=each, other_prompts=[])
-            for prompt in self.prompts
-            for each in self._samplings(prompt)
+            for place, prompt in enumerate(self.prompts)
+            for each in self._samplings(prompt, place * self.sampling.n if self.is_seed_drawn else 0)
         ]
 
-    def _samplings(self, prompt: list[int]) -> list[SamplingParams]:
+    def _samplings(self, prompt: list[int], first: int) -> list[SamplingParams]:
+        """``first``: the place of its first choice among those with seeds of their own."""
         sampling = self.sampling.after(prompt) if self.sampling.follows else self.sampling
-        return [
-            msgspec.structs.replace(sampling, n=1, seed=sampling.seed_of_choice(index)) for index in range(sampling.n)
-        ]
+        seeds = map(sampling.seed_of_choice, range(first, first + sampling.n))
+        return [msgspec.structs.replace(sampling, n=1, seed=seed) for seed in seeds]
 
 
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {
@@ -107,6 +110,7 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
         tools=tools,
         reasoning=_reasoning(fields, prompt_token_ids, sampling, tokenizer) if endpoint == CHAT else None,
         other_prompts=other_prompts,
+        is_seed_drawn=fields.seed is None,
     )
 
 

@@ -288,6 +288,15 @@ def test_several_prompts_are_answered_in_their_order(rig: GatewayRig, stream: bo
         assert getattr(made.usage, field) == sum(getattr(each.usage, field) for each in alone)
 
 
+@pytest.mark.parametrize(("fields", "num_texts"), [({}, 6), ({"seed": 3}, 2)])
+def test_a_prompt_that_is_there_several_times_is_sampled_anew_without_a_seed(
+    rig: GatewayRig, fields: Any, num_texts: int
+) -> None:
+    """As who wants many samples asks."""
+    made = rig.openai.completions.create(model=MODEL, prompt=[PROMPT_IDS] * 3, n=2, max_tokens=8, **fields)
+    assert len({choice.text for choice in made.choices}) == num_texts
+
+
 def test_prompt_logprobs_are_as_vllm_has_them(rig: GatewayRig) -> None:
     body = {"prompt": PROMPT, "prompt_logprobs": 2, "max_tokens": 1}
     (choice,) = rig.complete(**body).json()["choices"]

@@ -171,6 +171,11 @@ def test_several_prompts_have_their_own_choices() -> None:
     assert request.choices() == [*first, *second]
 
 
+def test_without_a_seed_a_prompt_that_is_there_twice_has_choices_of_other_seeds() -> None:
+    choices = parse(TEXT, prompt=["Hello there"] * 3, n=2).choices()
+    assert len({choice.sampling.seed for choice in choices}) == len(choices) == 6
+
+
 def test_outputs_follow_the_text_that_they_go_on_with() -> None:
     """A completion's its own prompt, and a continued message's; an answer is a text of its own."""
     request = parse(TEXT, prompt=["one two three four five six seven eight nine", [5, 6]], n=2)
