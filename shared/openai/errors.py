@@ -1,17 +1,19 @@
 """The error that a client caused, in OpenAI's terms; JSON that does not fit its struct comes back as one."""
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from shared.errors import SlackwaterError
+from shared.openai.listed_values import listed_values
 
 T = TypeVar("T")
 
 MAX_MESSAGE_LENGTH = 2000  # characters; messages quote what the client sent
 
 _PATH = re.compile(r" - at (`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
+_NOT_LISTED = "invalid enum value"
 _MISSING = re.compile(r"object missing required field `(?P<field>[^`]+)`")
 
 
@@ -31,15 +33,15 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise invalid(error) from error
+        raise invalid(error, decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise RequestError("the request body is nested too deeply") from error
 
 
-def invalid(error: msgspec.ValidationError) -> RequestError:
-    """What it says, with the field's name; that of an object for its keys and values."""
+def invalid(error: msgspec.ValidationError, kind: Any) -> RequestError:
+    """What it says of what was to be a ``kind``, with the field's name; that of an object for its keys and values."""
     message = str(error)
     path = _PATH.search(message)
     what = _PATH.sub("", message)
@@ -49,4 +51,6 @@ def invalid(error: msgspec.ValidationError) -> RequestError:
     if missing:
         param = f"{param}.{missing['field']}" if param else missing["field"]
         return RequestError(f"{param} is missing", param)
+    if param and what.startswith(_NOT_LISTED):
+        what = f"{what}; use one of {', '.join(map(str, listed_values(kind, param)))}"
     return RequestError(f"{param or 'the request body'}: {what}", param)

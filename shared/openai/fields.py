@@ -12,7 +12,7 @@ from shared.openai.errors import RequestError, decode_body
 
 FLEX = "flex"  # a single offline request
 DEFAULT = "default"
-AskedTier = Literal["auto", "default", "flex", "priority"]
+AskedTier = Literal["auto", "default", "fast", "flex", "priority", "scale"]
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$(?!\n)"  # of a function or a schema; in Python alone $ is also before a last newline
 MAX_ITEMS = 50_000  # of all lists of a schema together

@@ -1,7 +1,7 @@
 """The API keys that a gateway knows, as they are made and revoked, and the check of each request's own."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -122,12 +122,13 @@ class ApiKeys:
 class KeyCheck:
     """Around all routes, known or not: a request without a known key is refused where keys are required, and elsewhere
     where a web page that is not the gateway's own may have sent it; one with a key that has expired, or does not permit
-    it, always."""
+    it, always. No permission would help where there is nothing: ``serves`` says whether there is."""
 
     app: ASGIApp
     keys: ApiKeys
     web_pages: WebPageCheck
     clock: Clock
+    serves: Callable[[Scope], bool]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -138,17 +139,17 @@ class KeyCheck:
                 scope["state"]["key_name"] = caller.key.name
             path = scope["path"]
             is_open = path in (*OPEN_PATHS, PAGE, DOCS) or path.startswith(PAGE_FILES)
-            refused = None if is_open else self._refusal(caller, headers, path)
+            refused = None if is_open else self._refusal(caller, headers, scope)
             if refused is not None:
                 scope["state"]["refused"], answer = refused
                 await answer(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _refusal(self, caller: Caller | None, headers: Headers, path: str) -> tuple[str, ASGIApp] | None:
+    def _refusal(self, caller: Caller | None, headers: Headers, scope: Scope) -> tuple[str, ASGIApp] | None:
         """The reason, for the metrics, and the answer; None where there is none."""
         if caller is not None and caller.key is not None:
-            return self._refusal_of(caller.key, path)
+            return self._refusal_of(caller.key, scope)
         if self.keys.required:
             return "key", _unknown(headers.get("authorization"))
         if found := self.web_pages.refusal(headers):
@@ -156,13 +157,13 @@ class KeyCheck:
             return reason, error_response(403, message)
         return None
 
-    def _refusal_of(self, key: ApiKeyRecord, path: str) -> tuple[str, ASGIApp] | None:
+    def _refusal_of(self, key: ApiKeyRecord, scope: Scope) -> tuple[str, ASGIApp] | None:
         if key.has_expired(self.clock.unix_s()):
             assert key.expires_at is not None
             message = f"the API key {key.name!r} has expired at {shown_time(key.expires_at)}; ask for a new one"
             return "key_expired", _unauthorized(message, "token_expired")
-        permission = needed_permission(path)
-        if permission is None or key.permits(permission):
+        permission = needed_permission(scope["path"])
+        if permission is None or key.permits(permission) or not self.serves(scope):
             return None
         return "permission", error_response(403, missing_permission(key, permission), code=INSUFFICIENT_PERMISSIONS)
 

@@ -1,12 +1,14 @@
 """The ASGI application: routes, errors, what surrounds them, and /openapi.json, which describes them."""
 
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.routing import Match
+from starlette.types import ASGIApp, Scope
 
 from services.gateway.access.api_keys import OPEN_PATHS, KeyCheck
 from services.gateway.access.web_pages import WebPageCheck
@@ -27,6 +29,7 @@ from services.gateway.api import (
 from services.gateway.api.context import Context
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import CutAnswers, install_error_handlers
+from services.gateway.http.head_requests import HeadRequests
 from services.gateway.http.operation import components
 from shared.settings.setting import listed
 from shared.version import version
@@ -73,9 +76,16 @@ def create_app(context: Context) -> ASGIApp:
     app = make_routes(context.keys.required)
     app.state.context = context
     install_error_handlers(app)
-    app.add_middleware(KeyCheck, keys=context.keys, web_pages=WebPageCheck(context.settings), clock=context.clock)
+    web_pages, serves = WebPageCheck(context.settings), partial(_serves, app)
+    app.add_middleware(KeyCheck, keys=context.keys, web_pages=web_pages, clock=context.clock, serves=serves)
     readable = _readable(CutAnswers(app), listed(context.settings.cors_origins))
-    return Answers(readable, context.http_metrics, context.tracing, context.clock)
+    return HeadRequests(Answers(readable, context.http_metrics, context.tracing, context.clock))
+
+
+def _serves(app: FastAPI, scope: Scope) -> bool:
+    """Whether there is something at its path, by whatever method."""
+    found = (route for route in app.routes if route.matches(scope)[0] is not Match.NONE)
+    return any(getattr(route, "endpoint", None) is not unserved.refuse for route in found)
 
 
 def _readable(app: ASGIApp, cors_origins: Sequence[str]) -> ASGIApp:

@@ -17,7 +17,7 @@ Every endpoint of a gateway and every shape that it takes and gives, made of the
 
 Fields of a completion, response or embedding that are not listed are refused ([Other fields](#other-fields));
 elsewhere, and within messages, they are ignored. Every answer carries `x-request-id`. From status 400 up the body is an
-[ErrorAnswer](#erroranswer).
+[ErrorAnswer](#erroranswer). HEAD is answered as GET, without the body.
 """
 OTHER_FIELDS = {"chat": CHAT_FIELDS, "text": TEXT_FIELDS, "responses": RESPONSE_FIELDS, "embeddings": EMBEDDING_FIELDS}
 BOUNDS = {

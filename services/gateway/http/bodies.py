@@ -22,6 +22,7 @@ UPLOAD_STEP_BYTES = 64 * 1024  # that have to come in time, again and again
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_FORM_BYTES = MAX_FILE_BYTES + 64 * 1024  # with the form's other fields and boundaries
 MAX_FILENAME_LENGTH = 255
+IDENTITY = "identity"  # of what is packed in no way
 
 Anchor = Literal["created_at"]
 ExpirySeconds = Annotated[int, Meta(ge=3600, le=30 * 24 * 3600)]
@@ -40,6 +41,7 @@ class BodyIntake:
         """The whole body, at most ``limit`` bytes; it counts until it is left. Raises RequestError (415; 413, before
         reading where its length is told; 408) and Refusal (503)."""
         _require_json(request.headers.get("content-type"))
+        _require_plain(request.headers.get("content-encoding"))
         if int(request.headers.get("content-length", 0)) > limit:
             raise _body_too_large(limit)
         body = bytearray()
@@ -73,6 +75,14 @@ def _require_json(content_type: str | None) -> None:
         raise RequestError(message, None, "unsupported_media_type", 415)
 
 
+def _require_plain(content_encoding: str | None) -> None:
+    """A small body that is packed may be of any size."""
+    coding = (content_encoding or IDENTITY).strip().lower()
+    if coding != IDENTITY:
+        message = f"a body with Content-Encoding: {coding} is not read; send it uncompressed"
+        raise RequestError(message, None, "unsupported_media_type", 415)
+
+
 class UploadForm(msgspec.Struct, rename={"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"}):
     """What comes with an uploaded file."""
 
@@ -103,6 +113,7 @@ async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
     """Raises RequestError, with status 413 as soon as too much has come, 408 where no 64 KiB have in ``idle_s``."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise RequestError("send the file as multipart/form-data", "file")
+    _require_plain(request.headers.get("content-encoding"))
     if int(request.headers.get("content-length", 0)) > MAX_FORM_BYTES:
         raise _file_too_large()
     parser = MultiPartParser(request.headers, _limited(request, idle_s), max_files=1, max_fields=16)
@@ -146,7 +157,7 @@ def _upload(form: FormData) -> Upload:
     try:
         fields = msgspec.convert({name: form[name] for name in form if name != "file"}, UploadForm, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(error) from error
+        raise invalid(error, UploadForm) from error
     if fields.anchor is UNSET and fields.seconds is not UNSET:
         raise RequestError("expires_after[anchor] is missing", "expires_after[anchor]")
     if fields.seconds is UNSET and fields.anchor is not UNSET:

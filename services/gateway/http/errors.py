@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.answers import request_id_of
 from services.gateway.http.operation import JsonResponse
+from services.gateway.http.unknown_urls import methods_there, nothing_there
 from shared.errors import BusError, NoExecutorError, NotFoundOnBusError, SlackwaterError
 from shared.openai.errors import RequestError
 from shared.openai.objects import error_body
@@ -108,10 +109,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         case NoExecutorError() | BusError():
             return _unavailable(request, error)
         case HTTPException():
-            message = f"{error.detail}: {request.method} {request.url.path}"
-            type = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
-            code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-            return error_response(error.status_code, message, type, code=code, headers=error.headers)
+            return _not_routed(request, error)
         case RequestValidationError():  # a path or query parameter; FastAPI answers 422, OpenAI 400
             first = error.errors()[0]
             param = str(first["loc"][-1])
@@ -122,6 +120,19 @@ async def _on_error(request: Request, error: Exception) -> Response:
     logger.error("failed", extra={"http_request_id": request_id_of(request), "error": repr(error)})
     closes = {"Connection": "close"}  # as the server does behind an error that nobody foresaw
     return error_response(500, "the server failed to process the request", SERVER_ERROR, headers=closes)
+
+
+def _not_routed(request: Request, error: HTTPException) -> Response:
+    """Of FastAPI and Starlette, which know the URL alone."""
+    if error.status_code == 404:
+        return error_response(404, nothing_there(request), code="unknown_url")
+    if error.status_code == 405:  # of several routes with this path Starlette names one
+        methods = methods_there(request)
+        message = f"{request.method} is not served at {request.url.path}; use {' or '.join(methods)}"
+        return error_response(405, message, code="method_not_allowed", headers={"Allow": ", ".join(methods)})
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    type = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
+    return error_response(error.status_code, message, type, headers=error.headers)
 
 
 def _unavailable(request: Request, error: SlackwaterError) -> Response:

@@ -113,6 +113,55 @@ def test_each_of_them_says_why(rig: GatewayRig, name: str) -> None:
         assert path in error["message"] and UNSERVED[name] in error["message"]
 
 
-def test_served_paths_keep_their_own_refusals(rig: GatewayRig) -> None:
-    assert rig.http.get("/v1/completions").json()["error"]["code"] == "method_not_allowed"
-    assert rig.http.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/completions", "POST"),
+        ("PUT", "/v1/files", "GET, HEAD, POST"),
+        ("POST", "/v1/files/file-1", "DELETE, GET, HEAD"),
+        ("POST", "/dashboard/static/style.css", "GET, HEAD"),
+    ],
+)
+def test_another_method_is_told_all_that_there_are(rig: GatewayRig, method: str, path: str, allowed: str) -> None:
+    refused = rig.http.request(method, path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+    error = refused.json()["error"]
+    told = f"{method} is not served at {path}; use {allowed.replace(', ', ' or ')}"
+    assert (error["code"], error["message"]) == ("method_not_allowed", told)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "near"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("GET", "/models", "/v1/models"),
+        ("POST", "/v1/v1/completions", "/v1/completions"),
+        ("POST", "/v1/tokenize", "/tokenize"),
+        ("GET", "//v1/batches", "/v1/batches"),
+    ],
+)
+def test_a_base_url_that_is_wrong_is_told_what_there_is(rig: GatewayRig, method: str, path: str, near: str) -> None:
+    refused = rig.http.request(method, f"{rig.url}{path}")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (404, "unknown_url")
+    assert error["message"] == f"nothing is served at {method} {path}; {near} is: see to the client's base URL"
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1", "/v1/chat"])
+def test_what_is_like_nothing_is_told_where_to_look(rig: GatewayRig, path: str) -> None:
+    error = rig.http.get(path).json()["error"]
+    assert error["code"] == "unknown_url" and error["message"].endswith(f"GET {path}; GET /docs says what is")
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/v1/models/nope", "/v1/completions", "/docs"])
+def test_head_is_answered_as_get_without_the_body(rig: GatewayRig, path: str) -> None:
+    whole, head = rig.http.get(path), rig.http.head(path)
+    assert head.status_code == whole.status_code and head.content == b""
+    for name in ("content-type", "content-length"):
+        assert head.headers[name] == whole.headers[name]
+    assert rig.http.get("/health").json() == {"status": "ok"}  # over the same connection
+
+
+def test_head_ends_where_get_would_not(rig: GatewayRig) -> None:
+    head = rig.http.head("/dashboard/events", timeout=60)
+    assert head.status_code == 200 and head.headers["content-type"].startswith("text/event-stream")

@@ -1,8 +1,10 @@
 """What surrounds every request: its id in answers and logs, limits of size, and web pages of other origins."""
 
+import gzip
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import msgspec
 import openai
@@ -90,6 +92,16 @@ def test_a_body_that_is_too_large_is_refused(rig: GatewayRig) -> None:
     assert response.json()["error"]["code"] == "request_too_large"
     chunked = rig.http.post("/v1/completions", content=iter([b" " * 1024] * (MAX_BODY_BYTES // 1024 + 1)), headers=JSON)
     assert chunked.status_code == 413
+
+
+def test_a_packed_body_is_refused(rig: GatewayRig) -> None:
+    body = b'{"model": "%b", "prompt": "x", "max_tokens": 1}' % MODEL.encode()
+    refused = rig.http.post("/v1/completions", content=gzip.compress(body), headers=JSON | {"Content-Encoding": "gzip"})
+    assert refused.status_code == 415 and "Content-Encoding: gzip" in refused.json()["error"]["message"]
+    named = rig.http.post("/v1/completions", content=body, headers=JSON | {"Content-Encoding": "Identity"})
+    assert named.status_code == 200
+    form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("a.jsonl", b"{}")}}
+    assert rig.http.post("/v1/files", **form, headers={"Content-Encoding": "br"}).status_code == 415
 
 
 def answer_to_its_end(client: socket.socket) -> bytes:

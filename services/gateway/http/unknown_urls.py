@@ -1,0 +1,36 @@
+"""URLs and methods that nothing answers: what there is instead."""
+
+from collections.abc import Iterator
+
+from fastapi import Request
+from starlette.routing import BaseRoute, Match
+
+VERSION = "v1"
+
+
+def nothing_there(request: Request) -> str:
+    """What its client is told. The URL that is set in clients ends with /v1, and many leave that out or write it
+    twice."""
+    method, path = request.method, request.url.path
+    parts = [part for part in path.split("/") if part and part != VERSION]
+    for near in (["", VERSION, *parts], ["", *parts]):
+        if parts and any(match is Match.FULL for match, _ in _matches(request, "/".join(near))):
+            return f"nothing is served at {method} {path}; {'/'.join(near)} is: see to the client's base URL"
+    return f"nothing is served at {method} {path}; GET /docs says what is"
+
+
+def methods_there(request: Request) -> list[str]:
+    """By which its path is served; files are by GET, and HEAD is whatever that is."""
+    routes = [route for _, route in _matches(request, request.url.path)]
+    found = {method for route in routes for method in getattr(route, "methods", ("GET",))}
+    return sorted(found | {"HEAD"} if "GET" in found else found)
+
+
+def _matches(request: Request, path: str) -> Iterator[tuple[Match, BaseRoute]]:
+    """The routes of a path, whatever the method. What has looked for it among its files has written into the scope
+    where these begin."""
+    scope = {**request.scope, "path": path, "root_path": ""}
+    for route in request.app.routes:
+        match, _ = route.matches(scope)
+        if match is not Match.NONE:
+            yield match, route
