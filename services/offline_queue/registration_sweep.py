@@ -27,6 +27,7 @@ class RegistrationSweep:
         self._clock = clock
         self._silent_periods: dict[str, int] = {}  # by executor
         self._heard: dict[str, None] = {}  # in this period
+        self._deletions: dict[str, int] = {}  # old ones, found at the end of the period before
 
     def on_heartbeat(self, executor_id: str) -> None:
         self._heard[executor_id] = None
@@ -53,4 +54,5 @@ class RegistrationSweep:
                 with contextlib.suppress(ConflictError):  # it came back at this moment
                     await bucket.delete(entry.key, entry.revision)
                     logger.warning("executor forgotten: it is silent", extra={"executor_id": entry.key})
-        await bucket.forget_deleted(self._clock.unix_s() - FORGET_AGE_S)
+        await bucket.forget(self._deletions)
+        self._deletions = await bucket.deletions(self._clock.unix_s() - FORGET_AGE_S)

@@ -1,8 +1,10 @@
 """Key-value buckets of records of one type."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -101,34 +103,34 @@ class Bucket(Generic[T]):
         found = await self._streams.subjects(self._stream, f"{self._prefix}>")
         return {subject.removeprefix(self._prefix) for subject in found if subject not in gone}
 
-    async def forget_deleted(self, before_s: float) -> int:
-        """The server keeps of each deleted key that it was deleted, for those who watch and were away. Remove what is
-        older than ``before_s`` (unix time); returns how many keys that were."""
+    async def deletions(self, before_s: float) -> dict[str, int]:
+        """The server keeps of each deleted key that it was deleted: those deletions that are older than ``before_s``
+        (unix time), as keys and revisions, for ``forget``."""
         old = [raw async for raw in self._deletions() if raw.stored_s < before_s]
-        for raw in old:
-            await self._streams.purge(self._stream, raw.subject, raw.sequence)
-        return len(old)
+        return {raw.subject.removeprefix(self._prefix): raw.sequence for raw in old}
+
+    async def forget(self, deletions: Mapping[str, int]) -> None:
+        """Remove what is kept of these, which were found KEPT_S (``shared/bus/pulls.py``) ago or longer: by now whoever
+        watches has heard of them, or reads all again."""
+        for key, revision in deletions.items():
+            await self._streams.purge(self._stream, self._prefix + key, revision)
 
     async def watch(self) -> AsyncIterator[Entry[T] | None]:
-        """Every present entry, then one None, then every change as it comes. Never ends; what changes while the bus
-        is away comes after the reconnect. What changes while the entries are read may come twice. A value that does not
-        parse (another version's) is as good as deleted."""
+        """Every present entry, then one None, then every change as it comes. Never ends. Where the bus was away, all is
+        read again, and what is another by then comes, as does what is gone: its deletion may be forgotten, and the
+        store may have lost it. What changes while the entries are read may come twice. A value that does not parse
+        (another version's) is as good as deleted."""
+        told, is_first = _Told(), True
         while True:
             check_cancelled()
             generation = self._streams.reconnects
-            present: set[str] | None = set()
             try:
-                async for raw in self._streams.follow_raw(self._stream, f"{self._prefix}>"):
-                    if raw is not None:
-                        if present is not None:
-                            present.add(raw.subject)
-                        yield self._entry(raw)
-                        continue
-                    async for missed in self._missed(present or ()):
-                        yield self._entry(missed)
-                    present = None
-                    yield None
-            except BusError as error:  # only before the None: what was begun is gone on with by itself
+                async with contextlib.aclosing(self._news(told)) as news:
+                    async for entry in news:
+                        if entry is not None or is_first:
+                            yield entry
+                        is_first = is_first and entry is not None
+            except BusError as error:  # only before the None
                 logger.warning("watch failed, trying again", extra={"stream": self._stream, "why": str(error)})
                 await self._streams.wait_reconnected(generation, timeout_s=1.0)
 
@@ -137,6 +139,28 @@ class Bucket(Generic[T]):
         async for entry in self.watch():
             if entry is not None:
                 tell(entry.key, entry.value)
+
+    async def _news(self, told: _Told) -> AsyncGenerator[Entry[T] | None, None]:
+        """What of all entries was not told yet, one None, then every change, until the reader is lost."""
+        present: dict[str, None] = {}
+        is_live = False
+        reading = self._streams.follow_raw(self._stream, f"{self._prefix}>", goes_on=False)
+        async with contextlib.aclosing(reading) as raws:
+            async for raw in raws:
+                if raw is not None:
+                    if not is_live:
+                        present[raw.subject] = None
+                    if told.hear(raw) or is_live:
+                        yield self._entry(raw)
+                    continue
+                async for missed in self._missed(present):
+                    present[missed.subject] = None
+                    if told.hear(missed):
+                        yield self._entry(missed)
+                for subject in told.forget_all_but(present):
+                    yield Entry(subject.removeprefix(self._prefix), None, NEVER_WRITTEN)
+                present, is_live = {}, True
+                yield None
 
     async def _deletions(self) -> AsyncIterator[Raw]:
         async for raw in self._streams.read_raw(self._stream, f"{self._prefix}>", newest_only=True):
@@ -184,3 +208,28 @@ class Bucket(Generic[T]):
 
 def _is_gone(raw: Raw) -> bool:
     return raw.headers.get(OPERATION_HEADER) in ("DEL", "PURGE")
+
+
+class _Told:
+    """What a watch has told of what is there. A store that has lost its newest messages gives their revisions again, so
+    that a value is known by the time, too, at which it was stored."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[int, float]] = {}  # by subject
+        self._newest = 0
+
+    def hear(self, raw: Raw) -> bool:
+        """Whether it is to be told; from here on it is."""
+        before, is_newer = self._values.pop(raw.subject, None), raw.sequence > self._newest
+        self._newest = max(self._newest, raw.sequence)
+        if _is_gone(raw):
+            return before is not None or is_newer
+        self._values[raw.subject] = raw.sequence, raw.stored_s
+        return self._values[raw.subject] != before
+
+    def forget_all_but(self, present: Collection[str]) -> list[str]:
+        """The others, which were told."""
+        gone = [subject for subject in self._values if subject not in present]
+        for subject in gone:
+            del self._values[subject]
+        return gone

@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 FETCH_BATCH = 256
 MOST_TRIES = 20  # to have a consumer where it does not lag: of three servers one is right
+SAME_TIME_S = 1e-3  # times of storing are told in different units
 MOST_REFUSALS = 10  # of a consumer, a second apart, for want of room
 DELETE_API = "$JS.API.STREAM.MSG.DELETE"
 INFO_API = "$JS.API.STREAM.INFO"
@@ -225,10 +226,18 @@ class Streams(Connection):
         return reply
 
     async def follow_raw(
-        self, stream: str, subject: str, fetch: int = FETCH_BATCH, start: int = 1, newest_only: bool = False
+        self,
+        stream: str,
+        subject: str,
+        fetch: int = FETCH_BATCH,
+        start: int = 1,
+        newest_only: bool = False,
+        goes_on: bool = True,
     ) -> AsyncGenerator[Raw | None, None]:
-        """As ``follow`` and ``read_raw``; recreates a consumer that was lost."""
+        """As ``follow`` and ``read_raw``. Where its consumer is lost, it goes on behind what it had with another one,
+        or, unless it ``goes_on``, ends."""
         last, caught_up, num_tries, num_refused = start - 1, False, 0, 0
+        newest: Raw | None = None  # of those read
         policy = DeliverPolicy.LAST_PER_SUBJECT if newest_only else DeliverPolicy.BY_START_SEQUENCE
         while True:
             check_cancelled()
@@ -243,6 +252,10 @@ class Streams(Connection):
                 mem_storage=True,
             )
             try:
+                if newest is not None and await self._has_lost(stream, newest):
+                    logger.warning("the store has lost messages, reading all again", extra={"stream": stream})
+                    last, newest = 0, None
+                    continue
                 consumer = await self._js.add_consumer(stream, config)
                 pending = consumer.num_pending or 0
                 check_cancelled()
@@ -251,10 +264,6 @@ class Streams(Connection):
                     await self._js.delete_consumer(stream, consumer.name)
                     continue
                 num_tries = num_refused = 0
-                if last >= start and not pending and (await self._js.stream_info(stream)).state.last_seq < last:
-                    logger.warning("the store has lost messages, reading all again", extra={"stream": stream})
-                    last = 0
-                    continue
             except FAILURES as error:
                 has_held = generation == self.reconnects and not self._client.is_away
                 is_refused = getattr(error, "err_code", None) == NO_ROOM
@@ -282,10 +291,24 @@ class Streams(Connection):
                             meta = msg.metadata
                             last, pending = meta.sequence.stream, meta.num_pending or 0
                             stored_s = meta.timestamp.timestamp()
-                            yield Raw(msg.data, msg.subject, last, msg.headers or {}, stored_s)
+                            newest = Raw(msg.data, msg.subject, last, msg.headers or {}, stored_s)
+                            yield newest
             except FAILURES as error:
                 logger.warning("stream reader lost its consumer", extra={"stream": stream, "error": repr(error)})
                 await self.wait_reconnected(generation, timeout_s=0.5)
+            if not goes_on:
+                return
+
+    async def _has_lost(self, stream: str, read: Raw) -> bool:
+        """Whether the store is one of an earlier time than this was stored: it has not come so far, or stands with
+        another message there."""
+        try:
+            found = await self._js.get_msg(stream, read.sequence)
+        except nats.js.errors.NotFoundError:  # deleted, where it has come so far
+            return bool((await self._js.stream_info(stream)).state.last_seq < read.sequence)
+        assert found.time is not None
+        is_same = found.subject == read.subject and abs(found.time.timestamp() - read.stored_s) < SAME_TIME_S
+        return not is_same
 
     async def _may_lag(self, stream: str, consumer: ConsumerInfo) -> bool:
         """In a cluster a consumer is on any server that has a copy, and one that was away may not have yet all that was

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 from services.offline_queue.batches.leftovers import Leftovers
 from services.offline_queue.batches.tools import BatchTools
+from shared.bus import Bucket
 from shared.cancellation import check_cancelled, wait_set
 from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
@@ -19,7 +21,9 @@ RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
 SWEEP_PERIOD_S = 3600.0
 WITHDRAWN_AGE_S = 3600.0  # of the record of a batch that no client sees
 AT_WORK_S = 600.0  # what is left over as long as that and has not changed is nobody's work
-FORGET_AGE_S = 24 * 3600.0  # of deletions: who watches and was away for longer starts anew
+FORGET_AGE_S = 24 * 3600.0  # of deletions, by the clock: whoever makes a batch by an id of before is done long ago
+
+Deletions: TypeAlias = tuple[Bucket[Any], dict[str, int]]  # of a bucket: keys and revisions
 
 
 class FileSweep:
@@ -46,16 +50,23 @@ class FileSweep:
             group.create_task(self._delete_when_due())
             group.create_task(self._sweep_hourly())
 
-    async def forget_old(self) -> int:
-        """Records of batches that ended long ago or that no client sees, and that keys of records were deleted; how
-        many. Raises BusError."""
+    async def old_deletions(self) -> list[Deletions]:
+        """For ``forget_old``, some minutes later. Raises BusError."""
+        before_s = self._clock.unix_s() - FORGET_AGE_S
+        buckets: tuple[Bucket[Any], ...] = (self._files, self._batches, self._batch_keys)
+        return [(bucket, await bucket.deletions(before_s)) for bucket in buckets]
+
+    async def forget_old(self, deletions: Iterable[Deletions] = ()) -> int:
+        """Records of batches that ended long ago or that no client sees, and these ``deletions``; how many. Raises
+        BusError."""
         now_s, num_forgotten = self._clock.unix_s(), 0
         for entry in await self._batches.entries():
             if (record := entry.value) is not None and record.cleared and self._is_unwanted(record, now_s):
                 await self._batches.delete(entry.key)
                 num_forgotten += 1
-        for bucket in (self._files, self._batches, self._batch_keys):
-            num_forgotten += await bucket.forget_deleted(now_s - FORGET_AGE_S)
+        for bucket, old in deletions:
+            await bucket.forget(old)
+            num_forgotten += len(old)
         return num_forgotten
 
     def _is_unwanted(self, record: BatchRecord, now_s: float) -> bool:
@@ -97,10 +108,12 @@ class FileSweep:
     async def _sweep_hourly(self) -> None:
         while True:
             try:
+                deletions = await self.old_deletions()
                 leftovers = await Leftovers.found(self._tools)
                 await asyncio.sleep(AT_WORK_S)
                 removed = await leftovers.remove_if_still(self._tools)
-                forgotten = await self.forget_old()  # last: while a key is there, its batch's deletion is known
+                # last: while a key is there, its batch's deletion is known
+                forgotten = await self.forget_old(deletions)
                 if removed or forgotten:
                     logger.info("swept", extra={"leftovers": removed, "records": forgotten})
             except BusError as error:

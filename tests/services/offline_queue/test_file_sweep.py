@@ -209,14 +209,17 @@ async def test_batches_that_ended_long_ago_and_deletions_are_forgotten(desk: Des
     await desk.files.delete("file-1")
     await desk.files.delete("file-never")
     sweep = FileSweep(desk, lambda file_id: False, keep_batches_s=100)
-    assert await sweep.forget_old() == 1
+    assert await sweep.forget_old(await sweep.old_deletions()) == 1  # no deletion of today
     assert [entry.key for entry in await desk.batches.entries()] == [running, new]
-    assert await FileSweep(desk, lambda file_id: False).forget_old() == 0  # others are to hear of the deletions first
     clock.now_s += FORGET_AGE_S + 60
-    assert await FileSweep(desk, lambda file_id: False).forget_old() == 3
-    for bucket, keys in ((desk.batches, {running, new}), (desk.files, {"file-2", "file-3"})):
-        assert await desk.bus.subjects(bucket._stream, ">") == {bucket._prefix + key for key in keys}
-        assert await bucket.keys() == keys
+    deletions = await sweep.old_deletions()
+    assert await sweep.forget_old(deletions) == 1 + 3  # others are to hear first of that which is deleted now
+    for bucket, told, there in (
+        (desk.batches, {running, new}, {running}),
+        (desk.files, {"file-2", "file-3"}, {"file-2", "file-3"}),
+    ):
+        assert await desk.bus.subjects(bucket._stream, ">") == {bucket._prefix + key for key in told}
+        assert await bucket.keys() == there
 
 
 async def test_keys_of_batches_that_are_gone_are_freed_and_forgotten(desk: Desk, clock: ManualClock) -> None:
@@ -232,6 +235,7 @@ async def test_keys_of_batches_that_are_gone_are_freed_and_forgotten(desk: Desk,
     assert await leftovers.remove_if_still(desk) == 2
     assert await desk.batch_keys.keys() == {"there", "again", "new"}
     clock.now_s += FORGET_AGE_S + 60
-    assert await FileSweep(desk, lambda file_id: False).forget_old() == 3  # the deletions of two keys and of a batch
+    sweep = FileSweep(desk, lambda file_id: False)
+    assert await sweep.forget_old(await sweep.old_deletions()) == 3  # the deletions of two keys and of a batch
     kept = {desk.batch_keys._prefix + key for key in ("there", "again", "new")}
     assert await desk.bus.subjects(desk.batch_keys._stream, ">") == kept

@@ -1,8 +1,11 @@
 """A store that has lost its newest messages: what is open runs again, and what is in a file stays counted."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+
+import pytest
 
 from services.local.stack.machine import free_port
 from services.offline_queue.batches import records as batch_records
@@ -131,7 +134,9 @@ async def test_a_store_that_comes_back_as_it_was_earlier(tmp_path: Path) -> None
         await bus.close()
 
 
-async def test_a_follower_of_a_store_that_has_lost_messages_hears_of_the_new_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_new", [1, 2, 3])
+async def test_a_follower_of_a_store_that_has_lost_messages_hears_of_the_new_ones(tmp_path: Path, num_new: int) -> None:
+    """Also where as many are there as it has read, or more."""
     port, store, earlier = free_port(), tmp_path / "nats", tmp_path / "earlier"
     subject, stream = WORK.result, subjects.RESULTS_STREAM
 
@@ -153,12 +158,15 @@ async def test_a_follower_of_a_store_that_has_lost_messages_hears_of_the_new_one
     earlier.rename(store)
     with nats_server(port, store):
         await bus.wait_reconnected(1, TIMEOUT_S)
-        await put(4)
-        assert [raw.subject async for raw in _first(following, 2)] == [subject("batch_1.1"), subject("batch_1.4")]
+        new = range(4, 4 + num_new)
+        for number in new:
+            await put(number)
+        there = [subject(f"batch_1.{number}") for number in (1, *new)]
+        assert [raw and raw.subject async for raw in _first(following, len(there))] == there
         await following.aclose()
         await bus.close()
 
 
 async def _first(items: AsyncGenerator[Raw | None], count: int) -> AsyncIterator[Raw | None]:
     for _ in range(count):
-        yield await anext(items)
+        yield await asyncio.wait_for(anext(items), TIMEOUT_S)

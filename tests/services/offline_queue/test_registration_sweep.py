@@ -27,4 +27,6 @@ async def test_a_silent_executor_is_forgotten_and_one_that_beats_is_not(bus: Bus
     assert await bucket.keys() == {"executor-alive"}
     clock.now_s += FORGET_AGE_S + 60
     await sweep.end_period()
+    assert len(await bus.subjects(f"KV_{subjects.EXECUTORS_BUCKET}", ">")) == 2  # a clock that is set forgets nothing
+    await sweep.end_period()
     assert len(await bus.subjects(f"KV_{subjects.EXECUTORS_BUCKET}", ">")) == 1

@@ -202,7 +202,13 @@ async def test_a_lost_race_for_a_key_tells_so(bus: Bus) -> None:
     await bucket.delete("file-1", entry.revision)
     await bucket.delete("file-2")
     assert await bucket.keys() == set() and not await bucket.has("file-1")
-    assert await bucket.forget_deleted(before_s=4e9) == 2
+    deletions = await bucket.deletions(before_s=4e9)
+    assert deletions.keys() == {"file-1", "file-2"} and await bucket.deletions(before_s=0.0) == {}
+    await bucket.create("file-1", file)
+    await bucket.delete("file-1")
+    await bucket.create("file-2", file)
+    await bucket.forget(deletions)
+    assert (await bucket.deletions(before_s=4e9)).keys() == {"file-1"} and await bucket.keys() == {"file-2"}
 
 
 def _grown(file: FileObject) -> FileObject:
