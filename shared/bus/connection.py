@@ -128,6 +128,8 @@ class FencedClient(Client):  # type: ignore[misc]
         told to wait no more. Raises FAILURES and uvloop's RuntimeError where the server is away."""
         if not self.is_connected:
             raise nats.errors.ConnectionReconnectingError
+        if (self._subs or self._handling) and not self._resp_sub_prefix:
+            await self._init_request_sub()  # nats-py does with the first request, which a handler may yet make
         self._status = Client.DRAINING_SUBS
         own = f"{self._inbox_prefix.decode()}."
         for is_answer in (False, True):

@@ -158,7 +158,6 @@ def test_requests_that_were_taken_are_answered_before_the_connection_closes(
         await other.serve("test.other", AbortRequests, tell_again)
         for each in (bus, other):
             await each.flush()
-        await bus.request("test.other", AbortRequests([]), AbortRequests)  # no inbox is made while it closes
         asked = [AbortRequests([name]) for name in ("1", "2")]
         asking = [asyncio.create_task(other.request("test.in", each, AbortRequests)) for each in asked]
         await begun.wait()
@@ -266,6 +265,30 @@ async def test_a_flush_that_is_answered_tells_of_all_that_was_published_before()
         await bus.publish("test", AbortRequests([]))
         await bus.close()
         assert said[4:] == [b"PUB", b"PING"]
+
+
+async def test_a_first_request_may_come_while_the_connection_closes(nats_url: str) -> None:
+    bus, other = await Bus.connect(nats_url, "test"), await Bus.connect(nats_url, "other")
+    begun = asyncio.Event()
+
+    async def tell_again(message: AbortRequests) -> AbortRequests:
+        return message
+
+    async def ask(message: AbortRequests) -> AbortRequests:
+        begun.set()
+        while not bus._client.is_draining:  # noqa: ASYNC110  # the connection says it nowhere else
+            await asyncio.sleep(0)
+        return await bus.request("test.other", message, AbortRequests)
+
+    await bus.serve("test.in", AbortRequests, ask)
+    await other.serve("test.other", AbortRequests, tell_again)
+    for each in (bus, other):
+        await each.flush()
+    asking = asyncio.create_task(other.request("test.in", AbortRequests(["1"]), AbortRequests))
+    await begun.wait()
+    await bus.close()
+    assert await asking == AbortRequests(["1"])
+    await other.close()
 
 
 async def test_who_subscribes_while_the_connection_closes_is_told_so_in_a_named_error(bus: Bus) -> None:
