@@ -63,7 +63,7 @@ class BatchProgress:
 
     def add_result(self, line: int, result: OfflineResult) -> bool:
         """False where the line is none of the batch, or has a result."""
-        return self.add_counts(line, add_to(BatchCounts(), result, self._prompt_tokens[line]))
+        return self.is_open(line) and self.add_counts(line, add_to(BatchCounts(), result, self._prompt_tokens[line]))
 
     def add_counts(self, line: int, counts: BatchCounts) -> bool:
         """As ``add_result``, for one that counts so much."""

@@ -186,6 +186,25 @@ async def test_a_late_result_is_dropped(desk: Desk) -> None:
     assert await desk.stored_results(batch_id) == []
 
 
+async def test_a_result_of_no_line_changes_nothing(desk: Desk) -> None:
+    """One that is there when the batch is taken up, and one that comes later."""
+    batch_id = await desk.submit([chat_line("a")])
+
+    async def store(line: int) -> None:
+        stray = OfflineResult(f"{batch_id}.{line}", [1], FinishReason.STOP)
+        assert await desk.bus.store(WORK.result(stray.request_id), stray)
+
+    async with desk.running(permits=0):
+        await desk.until_status(batch_id, "in_progress")
+        await store(1000)
+    async with desk.running(permits=0):
+        await store(2000)
+    async with desk.running():
+        counts = (await desk.until_cleared(batch_id)).request_counts
+    assert (counts.total, counts.completed, counts.failed) == (1, 1, 0)
+    await assert_nothing_left(desk, batch_id)
+
+
 async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
