@@ -106,9 +106,10 @@ class Lease:
                 await self._bus.at_the_end(self._give_back, RELEASE_S)
 
     async def _give_back(self) -> None:
-        found = await self._find()
-        if found is not None and found.value == self._own:
-            await self._bucket.delete(self._name)
+        while (found := await self._find()) is not None and found.value == self._own:
+            with contextlib.suppress(ConflictError):  # a renewal was still under way, or another one has it by now
+                await self._bucket.delete(self._name, found.revision)
+                return
 
     def may_send(self, subject: str) -> bool:
         """For ``Bus.fence``: whether nobody else can hold it by now. Nothing is sent into a lost connection, to come

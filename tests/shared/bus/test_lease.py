@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from nats.aio.msg import Msg
 
-from shared.bus import Bus
+from shared.bus import Bus, Entry
 from shared.bus.lease import Lease
 from shared.clock import SystemClock
 from shared.errors import LeaseLostError
@@ -33,6 +33,22 @@ async def test_one_holds_it_until_it_lets_go(bus: Bus, nats_url: str) -> None:
     await asyncio.wait_for(two.take(refuse), 5)
     assert two.may_send("anything")
     await other.close()
+
+
+async def test_who_lets_go_late_takes_it_from_nobody(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may stand still between its look and its last word, as long as it takes to be replaced."""
+    lease, other = Lease(bus, "test", SystemClock()), LeaseHolder("other", 1, "elsewhere")
+    await lease.take(refuse)
+    find = lease._find
+
+    async def find_before_another_has_it() -> Entry[LeaseHolder] | None:
+        found = await find()
+        await lease._bucket.put("test", other)
+        return found
+
+    monkeypatch.setattr(lease, "_find", find_before_another_has_it)
+    await lease.release()
+    assert (await lease._bucket.get("test")).value == other
 
 
 async def test_who_dies_is_replaced(bus: Bus, nats_url: str) -> None:
