@@ -21,7 +21,15 @@ WELL_S = 180.0  # until which it has to be
 LOOK_S = 0.5
 LINES_OBJECT = ".lines"
 CONSUMERS_EACH = 2  # of a stream, that a process may have
-REQUESTS_OF_GATEWAYS = ("live_requests", "waiting_requests", "flex_requests")  # that each tells of
+UNDER_WAY = (
+    "live_requests",
+    "waiting_requests",
+    "flex_requests",
+    "waiting",
+    "running",
+    "flex",
+    "batches",
+)  # by details
 
 
 async def become_well(stack: Stack) -> dict[str, int]:
@@ -94,8 +102,9 @@ async def _counts(stack: Stack, bus: Bus, clients: Clients, beats_s: float) -> d
         counts[f"messages of {stream}"] = sizes[stream].messages
     for stream, size in sizes.items():
         counts[f"consumers of {stream}"] = max(0, size.consumers - CONSUMERS_EACH * len(answers))
-    for name in REQUESTS_OF_GATEWAYS:
-        counts[f"{name} of gateways"] = sum(int(answer.details.get(name) or 0) for answer in answers)
+    for answer in answers:
+        for name in UNDER_WAY:
+            counts[f"{name} of {answer.name}, pid {answer.pid}"] = int(answer.details.get(name) or 0)
     predictors = [answer for answer in answers if answer.name == "predictor"]
     counts["predictors without a latency model"] = sum(answer.details.get("models") == 0 for answer in predictors)
     objects = await (await bus.objects()).all()
