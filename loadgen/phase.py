@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from loadgen.client.counters import BUSY_METRIC, Reading, idle_share, read_counter
@@ -84,6 +85,14 @@ class Phase:
         if self._end_s < self._start_s + self.duration_s:
             return f"after {self._end_s - self._start_s:.1f} of its {self.duration_s:g} s"
         return "at its end"
+
+    def failed_online(self) -> Iterator[str]:
+        """Each online request that failed: which, when it was due, and why."""
+        records = self.online.records if self.online else []
+        for number, record in enumerate(records, start=1):
+            if record.failed:
+                due_s = record.due_s - (self._start_s or 0.0)
+                yield f"request {number} of {len(records)}, due at {due_s:.1f} s: {record.error}"
 
     def outcome(self) -> PhaseOutcome:
         """What was measured so far; a side that the phase does not have, or did not get to, is None."""

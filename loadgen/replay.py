@@ -197,6 +197,10 @@ class Replay:
         """What failed requests say, with their number, of all phases."""
         return [note for phase in self._phases.values() for note in _online_failures(phase)]
 
+    def failed_online(self) -> list[str]:
+        """Each online request that failed, of all phases: which, when it was due in its window, and why."""
+        return [failed for phase in self._phases.values() for failed in phase.failed_online()]
+
     def _trouble_notes(self) -> list[str]:
         notes = []
         for name, phase in self._phases.items():

@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.harness.command import model_folder
 from benchmarks.harness.kept import Place
 from benchmarks.harness.origin import origin_now
-from benchmarks.harness.page import EXIT_INTERRUPTED, figure_progress
+from benchmarks.harness.page import figure_progress
 from benchmarks.vllm.comparison import Comparison
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
@@ -77,7 +77,8 @@ def side_by_side(
 
     All systems are started, with the same model, threads, limits, trace window and prompts, and are run in turns. Each
     does the offline work alone, and for each load the online work alone and both, vLLM with the settings that a search
-    chooses. A run lasts the window, the warm-up and some seconds. Ctrl-C keeps what is done; --resume goes on.
+    chooses. A run lasts the window, the warm-up and some seconds; one in which online requests fail is made again, and
+    each failure is told. Ctrl-C keeps what is done; --resume goes on.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     origin = origin_now(setting.seed)
@@ -94,16 +95,17 @@ def side_by_side(
                 shares,
                 store,
                 shown,
-                lambda: PAGE.write(out, name, result_of(comparison.cells, setting), origin),
+                lambda: PAGE.write(out, name, result_of(comparison.cells, setting, comparison.failures), origin),
                 max_runs,
                 repeats,
+                lambda line: console.print(line, markup=False),
             )
             stopped_by = asyncio.run(run_until_signalled(comparison.run()))
         if comparison.cells:
-            sys.stdout.write(result_of(comparison.cells, setting).markdown() + "\n")
+            sys.stdout.write(result_of(comparison.cells, setting, comparison.failures).markdown() + "\n")
     if stopped_by is not None:
         console.print(f"stopped; the runs that are done are in {work}: go on with --resume")
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(128 + stopped_by)
 
 
 if __name__ == "__main__":

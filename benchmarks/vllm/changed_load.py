@@ -8,7 +8,7 @@ batch, which is measured after it, so that it teaches the stack nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +53,7 @@ class Beside:
         return {
             "online work": self.name,
             "requests/s": f"{self.rate:g}",
-            "requests": str(now.completed),
+            "requests": f"{now.completed}, {now.errors} failed" if now.errors else str(now.completed),
             **formatted(".0f", {"TTFT p99 ms": now.ttft_ms.p99}),
             **formatted(".1f", {"TBT mean ms": now.tbt_ms.mean}),
             **formatted(".2f", {f"{name}, of online alone": ratio for name, ratio in ratios.items()}),
@@ -69,6 +69,7 @@ class Runs:
     workload: Workload
     server: Server
     progress: ReplayProgress
+    tell: Callable[[str], None]  # of online requests that failed
 
     async def beside(self, changes: Sequence[tuple[str, float]]) -> list[Beside]:
         """Beside a batch at each rate, one right after the other; then without, in the same order."""
@@ -86,16 +87,20 @@ class Runs:
         return report
 
     async def _run(self, name: str, plan: ReplayPlan) -> Report:
-        return await self.server.replayed(plan, None, self.progress, name)
+        replayed = await self.server.replayed(plan, None, self.progress, name)
+        if replayed.failed:
+            self.tell(f"{name}: {replayed.what_failed}")
+        return replayed.report
 
 
 async def rows(
     workload: Workload, system: Slackwater, rate: float, idle_minutes: float, repeats: int, folder: Path
 ) -> list[Row]:
     """Raises LoadgenError."""
-    with progress_on(Console(stderr=True), is_shown(None)) as progress:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    with progress_on(console, is_shown(None)) as progress:
         async with system.serving(workload.setting, workload.model_path, folder) as server:
-            runs = Runs(workload, server, progress)
+            runs = Runs(workload, server, progress, lambda line: console.print(line, markup=False))
             await asyncio.sleep(60 * idle_minutes)
             results = await runs.beside([(f"after {idle_minutes:g} idle minutes", rate)])
             for _ in range(repeats):

@@ -10,7 +10,8 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.harness.page import FigureProgress
-from benchmarks.vllm.run_store import RunStore
+from benchmarks.harness.tries import MAX_TRIES
+from benchmarks.vllm.run_store import FailedTry, RunStore, StoredRun
 from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
 from benchmarks.vllm.servers import Knob, Server, System
 from benchmarks.vllm.workload import Workload
@@ -71,7 +72,9 @@ class Comparison:
     """``run`` fills ``cells``, and calls ``on_cells`` when those of a load are done. Runs that the store holds are not
     made again, and a server without any other is not started; the others stay until the end, so that online-only runs,
     and those beside a batch where there is no knob to search, go in turns over all systems, ``repeats`` times.
-    ``shares``: of the time, that each online load keeps the first system busy, ascending; ``max_runs``: of a search."""
+    ``shares``: of the time, that each online load keeps the first system busy, ascending; ``max_runs``: of a search.
+    A run in which online requests failed is made again, ``MAX_TRIES`` times in all; ``failures`` has each such try, and
+    ``tell`` hears of it at once."""
 
     workload: Workload
     systems: Sequence[System]
@@ -81,7 +84,9 @@ class Comparison:
     on_cells: Callable[[], None]
     max_runs: int = 4
     repeats: int = 1
+    tell: Callable[[str], None] = lambda _: None
     cells: list[Cell] = field(init=False, default_factory=list)
+    failures: list[FailedTry] = field(init=False, default_factory=list)
 
     async def run(self) -> None:
         """Raises LoadgenError."""
@@ -161,20 +166,35 @@ class _Lazy:
     system: System
     started: AsyncExitStack
     _server: Server | None = field(init=False, default=None)
+    _told: set[str] = field(init=False, default_factory=set)  # runs whose failures are among the comparison's
 
     async def run(self, name: str, plan: ReplayPlan, value: float | None) -> Report:
-        """Stored where it was not yet. Raises ServerError where not one online request was answered."""
+        """Stored where it was not yet. Raises ServerError where not one online request was answered in the last try."""
+        if (run := self.of.store.get(self.system.name, name)) is None:
+            run = await self._made(name, plan, value)
+            self.of.store.put(self.system.name, name, run)
+        if name not in self._told:
+            self.of.failures += run.failures
+            self._told.add(name)
+        return run.report
+
+    async def _made(self, name: str, plan: ReplayPlan, value: float | None) -> StoredRun:
         store, workload, system = self.of.store, self.of.workload, self.system
-        if (report := store.get(system.name, name)) is not None:
-            return report
         if self._server is None:
             serving = system.serving(workload.setting, workload.model_path, store.server_folder(system.name))
             self._server = await self.started.enter_async_context(serving)
-        report = await self._server.replayed(plan, value, self.of.progress, f"{system.name}: {name}")
+        title, failures = f"{system.name}: {name}", list[FailedTry]()
+        for attempt in range(1, MAX_TRIES + 1):
+            replayed = await self._server.replayed(plan, value, self.of.progress, title)
+            if not replayed.failed:
+                break
+            failures.append(FailedTry(system.name, name, attempt, replayed.what_failed))
+            again = "is made again" if attempt < MAX_TRIES else "counts as it is"
+            self.of.tell(f"{title}: try {attempt} {again}: {replayed.what_failed}")
+        report = replayed.report
         if report.online is not None and not report.online.completed:
-            raise ServerError(f"{system.name}: {name}: no online request was answered ({'; '.join(report.notes)})")
-        store.put(system.name, name, report)
-        return report
+            raise ServerError(f"{title}: no online request was answered ({'; '.join(report.notes)})")
+        return StoredRun(report, failures)
 
 
 def mean_of(reports: Sequence[OnlineReport]) -> OnlineReport:

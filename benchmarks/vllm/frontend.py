@@ -16,6 +16,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ import uvloop
 from benchmarks.gateway.frontend import Client, all_at_once, first_tokens
 from benchmarks.harness.command import Results, Row, benchmark, model_folder, quantiles
 from benchmarks.harness.stack import usage_of
+from benchmarks.harness.tries import tried
 from benchmarks.vllm.servers import ON_VLLM, Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
 from loadgen.client.openai_client import OpenAIClient
@@ -76,23 +78,32 @@ async def turn(clients: Sequence[Client], max_tokens: int) -> dict[str, float]:
     return {**rates, **cpu_us, "all": sum(cpu_us.values())}
 
 
+async def turns_of(port: int, model: str, num_streams: int, max_tokens: int, turns: int) -> list[dict[str, float]]:
+    """Raises OSError where a stream is refused or cut."""
+    clients = [await Client.connect(port, model) for _ in range(num_streams)]
+    try:
+        await turn(clients, 8)
+        return [await turn(clients, max_tokens) for _ in range(turns)]
+    finally:
+        for client in clients:
+            client.close()
+
+
 async def measure(
     system: System, setting: Setting, path: Path, streams: Sequence[int], max_tokens: int, rounds: int, turns: int
 ) -> tuple[list[float], list[Row]]:
-    """TTFTs in ms, fastest first, and a row for each number of streams. Raises ServerError."""
+    """TTFTs in ms, fastest first, and a row for each number of streams; where a request fails, all of its number are
+    measured again. Raises ServerError, and OSError where they fail again and again."""
     folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-"))
     async with system.serving(setting, path, folder) as server:
         port = int(server.url.rsplit(":", 1)[1])
         async with OpenAIClient(server.url, 60.0) as client:
             model = json.loads(await client.get_bytes("/v1/models"))["data"][0]["id"]
-        ttft_ms = await first_tokens(port, model, rounds)
+        ttft_ms = await tried(lambda: first_tokens(port, model, rounds), f"{system.name}: TTFT")
         rows: list[Row] = []
         for num_streams in streams:
-            clients = [await Client.connect(port, model) for _ in range(num_streams)]
-            await turn(clients, 8)
-            done = [await turn(clients, max_tokens) for _ in range(turns)]
-            for stream in clients:
-                stream.close()
+            made = partial(turns_of, port, model, num_streams, max_tokens, turns)
+            done = await tried(made, f"{system.name}: {num_streams} streams")
             medians = {name: statistics.median(each[name] for each in done) for name in done[0]}
             cells = {HEADINGS.get(name, name): format(value, FORMS.get(name, ".0f")) for name, value in medians.items()}
             rows.append({"streams": str(num_streams), "": system.name, **cells})

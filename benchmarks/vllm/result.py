@@ -10,7 +10,9 @@ from matplotlib.figure import Figure
 from benchmarks.harness.charts import Curves, Panel, Point, draw
 from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Page, Result
+from benchmarks.harness.tries import MAX_TRIES
 from benchmarks.vllm.comparison import Cell, CoRun
+from benchmarks.vllm.run_store import FailedTry
 from benchmarks.vllm.workload import Setting
 from loadgen.report.metrics import harvest, interference
 from loadgen.report.report import OnlineReport, Summary
@@ -26,8 +28,8 @@ BEST = "the best that kept the SLOs"
 RATIOS = "of online only: TTFT mean / p99, TBT mean / p99"
 
 
-def result_of(cells: Sequence[Cell], setting: Setting) -> Result:
-    """``cells``: those done so far, at least one."""
+def result_of(cells: Sequence[Cell], setting: Setting, failures: Sequence[FailedTry] = ()) -> Result:
+    """``cells``: those done so far, at least one; ``failures``: tries of runs in which online requests failed."""
     ordered = sorted(cells, key=lambda cell: cell.share)
     runs = [(cell, run) for cell in ordered for run in sorted(cell.runs, key=lambda run: run.value or 0.0)]
     caption = (
@@ -43,6 +45,12 @@ def result_of(cells: Sequence[Cell], setting: Setting) -> Result:
         ),
         Table("All runs of both kinds of work together.", [_run(cell, run) for cell, run in runs]),
     ]
+    if failures:
+        caption = (
+            f"Runs in which online requests failed. Such a run is made again; try {MAX_TRIES} counts as it is, and "
+            "beside offline work keeps no SLO."
+        )
+        tables.append(Table(caption, [_failed(each) for each in failures]))
     return Result(tables, picture_of(ordered, setting.slos))
 
 
@@ -82,6 +90,11 @@ def _alone(cell: Cell, first: Cell) -> Row:
         "offline only, tokens/s": f"{offline.total_tokens_per_s or 0:.1f}",
         "output tokens/s": f"{offline.output_tokens_per_s or 0:.1f}",
     }
+
+
+def _failed(failure: FailedTry) -> Row:
+    words = " ".join(failure.what_failed.replace("|", "/").split())
+    return {"system": failure.system, "run": failure.run, "try": str(failure.attempt), "what failed": words}
 
 
 def _first_of(cells: Sequence[Cell], share: float) -> Cell:

@@ -14,6 +14,22 @@ from loadgen.report.report import Report
 T = TypeVar("T")
 
 
+class FailedTry(msgspec.Struct, frozen=True):
+    """A try of a run in which online requests failed."""
+
+    system: str
+    run: str
+    attempt: int
+    what_failed: str
+
+
+class StoredRun(msgspec.Struct, frozen=True):
+    """``report``: of the last try, the first without a failed online request if there is one."""
+
+    report: Report
+    failures: list[FailedTry] = []
+
+
 class RunStore:
     """A folder with one JSON file for each whole run, ``SYSTEM/NAME.json``, the setting that all of them share, and the
     origin of the first."""
@@ -35,12 +51,12 @@ class RunStore:
         except OSError as error:
             raise WorkloadError(f"cannot write {folder}: {error.strerror}") from error
 
-    def get(self, system: str, name: str) -> Report | None:
-        """None for a run that is not done. Raises WorkloadError for a file that is no report."""
-        return _read(self._path(system, name), Report)
+    def get(self, system: str, name: str) -> StoredRun | None:
+        """None for a run that is not done. Raises WorkloadError for a file that is no run."""
+        return _read(self._path(system, name), StoredRun)
 
-    def put(self, system: str, name: str, report: Report) -> None:
-        _write(self._path(system, name), report)
+    def put(self, system: str, name: str, run: StoredRun) -> None:
+        _write(self._path(system, name), run)
 
     def server_folder(self, system: str) -> Path:
         """For a server's logs and data."""
@@ -83,7 +99,7 @@ def _read(path: Path, type: type[T]) -> T | None:
         raise WorkloadError(f"{path}: {error}") from error
 
 
-def _write(path: Path, value: Setting | Origin | Report | dict[float, float]) -> None:
+def _write(path: Path, value: Setting | Origin | StoredRun | dict[float, float]) -> None:
     """In one step, so that an interrupt leaves no half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".tmp")

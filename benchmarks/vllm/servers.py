@@ -1,7 +1,7 @@
 """The servers that are compared: each started for its runs, turned by its knobs, and ended."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from services.local.stack.processes.process import Command
 
 VLLM_BLOCK_TOKENS, BLOCK_TOKENS = 32, {"vllm": 32, "torch": 16, "sim": 16}
 REQUEST_TIMEOUT_S = 600.0
+MAX_NAMED = 5  # of a run's online requests that failed
 OFFLINE_PRIORITY = {"priority": 1}  # lower is sooner, and what comes without one has 0
 
 
@@ -35,20 +36,37 @@ class Knob:
 
 
 @dataclass(frozen=True, slots=True)
+class Replayed:
+    """One run. ``failed``: of its online requests each that failed, which and why."""
+
+    report: Report
+    failed: Sequence[str] = ()
+
+    @property
+    def what_failed(self) -> str:
+        """How many of its online requests, and of the first ones which and why; empty where none did."""
+        if self.report.online is None or not self.failed:
+            return ""
+        named = "; ".join(self.failed[:MAX_NAMED])
+        others = f"; and {len(self.failed) - MAX_NAMED} more" if len(self.failed) > MAX_NAMED else ""
+        return f"{len(self.failed)} of {self.report.online.requests} online requests failed: {named}{others}"
+
+
+@dataclass(frozen=True, slots=True)
 class Server:
     """A running server. ``offline``: how offline work goes there, for a ReplayPlan, with this value of its knob."""
 
     url: str
     offline: Callable[[float | None], Mapping[str, Any]]
 
-    async def replayed(self, plan: ReplayPlan, value: float | None, progress: ReplayProgress, name: str) -> Report:
+    async def replayed(self, plan: ReplayPlan, value: float | None, progress: ReplayProgress, name: str) -> Replayed:
         """A run of that plan, shown under that name. Raises LoadgenError."""
         if plan.prompts:
             plan = replace(plan, **self.offline(value))
         async with OpenAIClient(self.url, REQUEST_TIMEOUT_S) as client:
             replay = Replay(plan, client, RenamedProgress(progress, lambda _: name))
             await replay.prepare_and_run()
-        return replay.report(partial=False)
+        return Replayed(replay.report(partial=False), replay.failed_online())
 
 
 @dataclass(frozen=True, slots=True)

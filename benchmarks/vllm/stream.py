@@ -31,6 +31,7 @@ from loadgen.errors import ServerError
 from loadgen.report.metrics import LatencySamples
 
 TIMEOUT_S = 120.0
+MAX_FAILED_SHARE = 0.1  # of all requests
 SETTLED_S = 1.5  # after a server's last token: a worker of vLLM spins for a second, on a core that others need
 COMPARED: Sequence[System] = (PLAIN, ON_VLLM, ON_TORCH)  # the others with the first
 
@@ -50,8 +51,11 @@ async def answered(client: OpenAIClient, request: StreamRequest) -> tuple[float,
     return samples.ttft_ms[0], samples.tpot_ms[0]
 
 
-async def measured(setting: Setting, requests: list[StreamRequest], folder: Path) -> list[list[tuple[float, float]]]:
-    """Of each system, for each request but the first. Raises ServerError."""
+async def measured(
+    setting: Setting, requests: list[StreamRequest], folder: Path
+) -> tuple[list[list[tuple[float, float]]], list[str]]:
+    """Of each system, for each request but the first that all of them answered; and which others failed, and why.
+    Raises ServerError where more than ``MAX_FAILED_SHARE`` do."""
     path = model_folder(setting.model)
     async with AsyncExitStack() as started:
         clients = []
@@ -59,13 +63,20 @@ async def measured(setting: Setting, requests: list[StreamRequest], folder: Path
             (own := folder / system.name).mkdir()
             server = await started.enter_async_context(system.serving(setting, path, own))
             clients.append(await started.enter_async_context(OpenAIClient(server.url, TIMEOUT_S)))
-        times: list[list[tuple[float, float]]] = [[] for _ in clients]
+        times: list[dict[int, tuple[float, float]]] = [{} for _ in clients]  # by the request's number
+        failed: list[str] = []
         for number, request in enumerate(requests):
             for place in range(len(clients)):
                 turn = (number + place) % len(clients)
                 await asyncio.sleep(SETTLED_S)
-                times[turn].append(await answered(clients[turn], request))
-    return [own[1:] for own in times]
+                try:
+                    times[turn][number] = await answered(clients[turn], request)
+                except ServerError as error:
+                    failed.append(f"{COMPARED[turn].name}, request {number}: {error}")
+                    if len(failed) > MAX_FAILED_SHARE * len(requests) * len(clients):
+                        raise ServerError(f"{len(failed)} requests failed: {'; '.join(failed)}") from error
+    whole = [number for number in range(1, len(requests)) if all(number in own for own in times)]
+    return [[own[number] for number in whole] for own in times], failed
 
 
 @benchmark
@@ -80,7 +91,9 @@ def main(
     prompts = [prompt_of(prompt_tokens, number) for number in range(requests + 1)]
     streams = [stream_request(model, prompt, output_tokens) for prompt in prompts]
     with TemporaryDirectory() as folder:
-        times = asyncio.run(measured(setting, streams, Path(folder)))
+        times, failed = asyncio.run(measured(setting, streams, Path(folder)))
+    if failed:
+        yield f"Requests that failed, and that are left out of every server's figures: {'; '.join(failed)}."
     for system, own in zip(COMPARED, times, strict=True):
         ttft, tbt = zip(*own, strict=True)
         ratios = [(one[0] / first[0], one[1] / first[1]) for one, first in zip(own, times[0], strict=True)]

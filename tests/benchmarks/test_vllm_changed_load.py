@@ -18,7 +18,7 @@ def test_a_row_is_over_what_was_got_without_a_batch_and_tells_no_harvest_of_no_i
     assert beside.row(offline(80.0)) == {
         "online work": "a tenth",
         "requests/s": "0.05",
-        "requests": "9",
+        "requests": "9, 1 failed",
         "TTFT p99 ms": "12",
         "TBT mean ms": "12.0",
         "TTFT p99, of online alone": "1.20",

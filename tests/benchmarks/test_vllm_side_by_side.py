@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -21,14 +21,15 @@ from typer.testing import CliRunner
 from benchmarks.harness.kept import all_kept
 from benchmarks.harness.origin import Origin, origin_now
 from benchmarks.harness.page import FigureProgress
+from benchmarks.harness.tries import MAX_TRIES
 from benchmarks.vllm.__main__ import app
-from benchmarks.vllm.comparison import Cell, Comparison, mean_of
+from benchmarks.vllm.comparison import Cell, Comparison, _Lazy, mean_of
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
 from benchmarks.vllm.servers import SYSTEMS, Knob, Server, Vllm, system_named
 from benchmarks.vllm.workload import Setting, Workload
-from loadgen.errors import WorkloadError
+from loadgen.errors import ServerError, WorkloadError
 from loadgen.report.report import OnlineReport, Summary
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from tests.loadgen.openai_server import OpenAIServer
@@ -147,11 +148,15 @@ def model_path() -> Path:
     return prepare(DEFAULT_MODEL, default_cache_dir(), print)
 
 
-def comparison(setting: Setting, model_path: Path, store: RunStore, *systems: Local) -> tuple[Comparison, list[int]]:
+def comparison(
+    setting: Setting, model_path: Path, store: RunStore, *systems: Local, tell: Callable[[str], None] = print
+) -> tuple[Comparison, list[int]]:
     """And how many cells were done each time that a load's were."""
     done: list[int] = []
     workload = Workload(setting, model_path)
-    made = Comparison(workload, systems, (0.5,), store, FigureProgress(), lambda: done.append(len(made.cells)), 2, 2)
+    made = Comparison(
+        workload, systems, (0.5,), store, FigureProgress(), lambda: done.append(len(made.cells)), 2, 2, tell
+    )
     return made, done
 
 
@@ -185,6 +190,49 @@ async def test_a_comparison_runs_searches_and_is_resumed(
     await second.run()
     assert second.cells == first.cells
     assert len(server.bodies) == num_bodies and not again[0].starts and not again[1].starts
+
+
+async def test_a_run_in_which_a_request_fails_is_made_again_and_that_is_told(
+    setting: Setting, model_path: Path, server: OpenAIServer, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    store, system = RunStore(tmp_path / "work", setting, ORIGIN, resume=False), Local(server, "slackwater-torch", None)
+    made, _ = comparison(setting, model_path, store, system, tell=told.append)
+    store.put_rate(0.5, 20.0)
+    await made._offline_only(_Lazy(made, system, AsyncExitStack()))
+    server.failing_requests = 1
+    await made.run()
+    (cell,) = made.cells
+    assert cell.best is not None and [each.errors for each in cell.alone_runs] == [0, 0]
+    ((name, run, attempt, words),) = map(msgspec.structs.astuple, made.failures)
+    assert (name, attempt) == ("slackwater-torch", 1)
+    failed = r"1 of (\d+) online requests failed: request 1 of \1, due at \d\.\d s: 500: out of order \| for now"
+    assert re.fullmatch(failed, words), words
+    assert told == [f"slackwater-torch: {run}: try 1 is made again: {words}"]
+    table = result_of(made.cells, setting, made.failures).tables[-1]
+    assert [row["what failed"] for row in table.rows] == [words.replace("|", "/")]
+    kept = RunStore(tmp_path / "work", setting, ORIGIN, resume=True)
+    again, _ = comparison(setting, model_path, kept, Local(server, "slackwater-torch", None))
+    await again.run()
+    assert again.failures == made.failures, "what was told stays"
+
+
+async def test_a_run_whose_tries_all_fail_counts_as_it_is_and_one_without_an_answer_is_void(
+    setting: Setting, model_path: Path, server: OpenAIServer, tmp_path: Path
+) -> None:
+    def fail_again(line: str) -> None:
+        server.failing_requests = 1
+
+    store, system = RunStore(tmp_path / "work", setting, ORIGIN, resume=False), Local(server)
+    made, _ = comparison(setting, model_path, store, system, tell=fail_again)
+    runner, plan = _Lazy(made, system, AsyncExitStack()), made.workload.online_only(20.0)
+    server.failing_requests = 1
+    report = await runner.run("some", plan, None)
+    assert report.online is not None and (report.online.errors, report.online.completed) == (1, len(plan.requests) - 1)
+    assert [each.attempt for each in made.failures] == list(range(1, MAX_TRIES + 1))
+    server.fail_with = 503
+    with pytest.raises(ServerError, match=r"vllm-priority: none: no online request was answered \(.*out of order"):
+        await runner.run("none", plan, None)
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ class OpenAIServer:
     fail_with: int | None = None
     refusal: Callable[[], str] = lambda: "out of order"
     failing_probes: int = 0  # so many requests for one token fail
+    failing_requests: int = 0  # so many of the others fail
     failing_lists: int = 0  # of batches
     failing_polls: int = 0  # so many looks at a batch fail
     failing_cancels: int = 0
@@ -195,6 +196,9 @@ def make_app(server: OpenAIServer) -> FastAPI:
         if body["max_tokens"] == 1 and server.failing_probes > 0:
             server.failing_probes -= 1
             return refusal(503, "restarting")
+        if body["max_tokens"] > 1 and server.failing_requests > 0:
+            server.failing_requests -= 1
+            return refusal(500, "out of order | for now")
         is_over = server.max_answered is not None and len(server.trace_bodies) >= server.max_answered
         if body["max_tokens"] > 1 and (is_over or server.fail_with is not None):
             server.num_refused += 1
