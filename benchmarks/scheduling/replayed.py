@@ -6,6 +6,7 @@ alone, the batch alone for half the time, and both (``slackwater replay --baseli
 """
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ from loadgen.options import WorkloadOptions
 from loadgen.report.report import Report, Summary
 
 AS_IT_COMES = "as it comes"
+FAILED = "requests failed"  # in the notes that say so
 COUNTED = {
     "steps planned": "steps_planned",
     "without a plan that was due": "steps_local",
@@ -62,6 +64,13 @@ def row(name: str, made: Measured[Report]) -> Row:
     }
 
 
+def failures(name: str, made: Measured[Report]) -> Iterator[str]:
+    """Which requests failed in each turn, and why: the figures are of those that were answered."""
+    for turn, report in enumerate(made.results, start=1):
+        if failed := [note for note in report.notes if FAILED in note]:
+            yield f"{name}, turn {turn}: {'; '.join(failed)}."
+
+
 def _mean(summary: Summary | None) -> float | None:
     return summary and summary.mean
 
@@ -102,3 +111,5 @@ def main(
         made = asyncio.run(measured(stacks, turns, Path(folder), lambda url, turn: report_of(plan, url)))
     for name, each in made.items():
         yield row(name, each)
+    for name, each in made.items():
+        yield from failures(name, each)

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.scheduling.replayed import main, options_of
+from benchmarks.scheduling.replayed import failures, main, options_of
+from benchmarks.scheduling.side_by_side import Measured, report_of
 from loadgen.options import WorkloadOptions
+from tests.loadgen.openai_server import OpenAIServer
 
 NUM_ONLINE, NUM_OFFLINE = 6, 400
 
@@ -30,6 +32,15 @@ def test_what_is_no_option_is_named(text: str) -> None:
 def test_both_files_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match="--online TRACE --offline PROMPTS"):
         list(main(workload=WorkloadOptions(online=tmp_path / "trace.csv")))
+
+
+async def test_what_failed_is_told_below_the_rows(server: OpenAIServer, trace_file: Path) -> None:
+    plan = WorkloadOptions(online=trace_file).plan(0.5, None)
+    whole = await report_of(plan, server.url)
+    server.failing_requests = 2
+    made = Measured([whole, await report_of(plan, server.url)])
+    words = "2 online requests failed: 500: out of order | for now"
+    assert list(failures("kv-blocks=100", made)) == [f"kv-blocks=100, turn 2: replay: {words}."]
 
 
 @pytest.mark.slow
