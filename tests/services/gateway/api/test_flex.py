@@ -48,7 +48,8 @@ def chat(rig: GatewayRig, **fields: Any) -> ChatCompletion | None:
 
 
 def test_every_tier_is_answered_with_the_one_that_served_it(rig: GatewayRig) -> None:
-    tiers: Any = {None: "default", "auto": "default", "default": "default", "priority": "default", "flex": "flex"}
+    online: Any = (None, "auto", "default", "fast", "priority", "scale")
+    tiers: Any = dict.fromkeys(online, "default") | {"flex": "flex"}
     fields: Any = {"max_tokens": 12}
     answers = {tier: chat(rig, service_tier=tier, **fields) for tier in tiers}
     assert {tier: answer.service_tier for tier, answer in answers.items() if answer} == tiers
@@ -56,6 +57,7 @@ def test_every_tier_is_answered_with_the_one_that_served_it(rig: GatewayRig) -> 
     with pytest.raises(openai.BadRequestError) as refused:
         chat(rig, service_tier="gold")
     assert refused.value.param == "service_tier"
+    assert "'gold'; use one of auto, default, fast, flex, priority, scale" in refused.value.message
 
 
 async def test_flex_is_offline_work_and_leaves_nothing_stored(rig: GatewayRig) -> None:
