@@ -1,7 +1,6 @@
 """/v1/batches."""
 
 import contextlib
-import re
 from functools import partial
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from services.gateway.http.operation import JsonResponse, answers, json_of
 from services.gateway.models import GatewayModel
 from services.gateway.store import page
 from services.gateway.tenants import Tenant
+from shared.openai.batch_window import WINDOW_PATTERN, window_s
 from shared.openai.endpoints import BATCH_ENDPOINTS
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import Metadata
@@ -29,9 +29,6 @@ from shared.protocol.access.api_keys import Permission
 from shared.protocol.offline.batches import Batch, BatchRecord, FileRecord
 
 MAX_BODY_BYTES = 64 * 1024
-WINDOW_PATTERN = r"^[1-9][0-9]{0,2}[hd]$(?!\n)"
-UNIT_S = {"h": 3600, "d": 24 * 3600}
-MIN_WINDOW_S, MAX_WINDOW_S = UNIT_S["h"], 30 * UNIT_S["d"]
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -156,15 +153,6 @@ def _check_permission(request: Request, permission: Permission | None, param: st
     key = caller_of(request).key
     if key is not None and permission is not None and not key.permits(permission):
         raise RequestError(missing_permission(key, permission), param, INSUFFICIENT_PERMISSIONS, 403)
-
-
-def window_s(window: str) -> int:
-    """The seconds of a completion window. Raises RequestError."""
-    seconds = int(window[:-1]) * UNIT_S[window[-1]] if re.match(WINDOW_PATTERN, window) else 0
-    if not MIN_WINDOW_S <= seconds <= MAX_WINDOW_S:
-        message = "completion_window must be a number of hours or days from 1h to 30d, such as 24h or 7d"
-        raise RequestError(message, "completion_window")
-    return seconds
 
 
 async def _delete_file(context: Context, tenant: Tenant, file_id: str | None) -> None:

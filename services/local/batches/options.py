@@ -17,12 +17,24 @@ from services.local.batches.rows.files import FORMATS, TEXT_COLUMN, RowFile
 from services.local.batches.rows.template import Template
 from services.local.commands.chat import default_model
 from services.local.commands.server import ApiClient
+from shared.openai.batch_window import window_s
+from shared.openai.errors import RequestError
 from shared.settings.command_options import one_of
 
 MAX_TOKENS_FIELD = {CHAT: "max_tokens", TEXT: "max_tokens", RESPONSES: "max_output_tokens"}
 MADE_OF_ROWS = ("model", "messages", "prompt", "input", "instructions", "stream")  # what --body does not say
 GENERATING = ("system", "max_tokens", "temperature", "top_p", "seed", "stop")  # what no embedding depends on
 OWN_METADATA = JOB.partition("_")[0]
+
+
+def _window(value: str) -> str:
+    """Before anything is sent. Raises BadParameter."""
+    try:
+        window_s(value)
+    except RequestError as error:
+        raise typer.BadParameter(error.message) from error
+    return value
+
 
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id, or that of a job of several.")]
 OutputOption = Annotated[
@@ -50,7 +62,10 @@ FormatOption = Annotated[
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
 WindowOption = Annotated[
-    str, typer.Option("--window", help="When it expires: hours or days from 1h to 30d, such as 12h or 7d.")
+    str,
+    typer.Option(
+        "--window", callback=_window, help="When it expires: hours or days from 1h to 30d, such as 12h or 7d."
+    ),
 ]
 MetadataOption = Annotated[
     list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="Attached to each batch.")

@@ -107,14 +107,19 @@ def _unknown_key_named(name: str) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def open_keys(data_dir: Path, asked: BusAddress | None) -> AsyncIterator[Keys]:
+async def open_keys(data_dir: Path, asked: BusAddress | None, makes_store: bool = True) -> AsyncIterator[Keys]:
     """On the given bus, else that of the stack in the data directory; where none runs there, its bus is started for as
-    long as this lasts, since a stack may need a key before it can start. Raises StackError and BusError."""
+    long as this lasts, since a stack may need a key before it can start. ``makes_store``: else one has to be there.
+    Raises StackError and BusError."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             _, address = stack_on(data_dir, asked)
-        except StackError:
-            address = await stack.enter_async_context(_own_bus(DataDir(data_dir)))
+        except StackError as error:
+            own = DataDir(data_dir)
+            if not makes_store and not own.nats_store.is_dir():
+                hint = "name the folder of the stack with --data-dir, or its bus with --nats"
+                raise StackError(f"no stack has ever run in {own.path}, so that it has no keys; {hint}") from error
+            address = await stack.enter_async_context(_own_bus(own))
         bus = await stack.enter_async_context(bus_at(address, "keys", CONNECT_S))
         yield await Keys.on(bus)
 

@@ -35,7 +35,7 @@ def create(*, name: KeyName, terms: KeyTermOptions, stack: BusOptions, as_json: 
     """Make a key and show it, this once. It is valid at once, whether the stack runs or not. What is not named has no
     limit, but to be an admin it has to be named: --endpoints all."""
     agreed = KeyTerms(**({"endpoints": list(USER_PERMISSIONS)} | terms.named(time.time())))
-    key = _with_keys(stack, lambda keys: keys.create(name, agreed))
+    key = _with_keys(stack, lambda keys: keys.create(name, agreed), makes_store=True)
     if as_json:
         print(json_text({"name": name, "key": key}))
     else:
@@ -92,9 +92,9 @@ def usage(
     show(_with_keys(stack, ask), as_json, print_usage)
 
 
-def _with_keys(stack: BusOptions, ask: Callable[[Keys], Awaitable[Answer]]) -> Answer:
+def _with_keys(stack: BusOptions, ask: Callable[[Keys], Awaitable[Answer]], makes_store: bool = False) -> Answer:
     async def run() -> Answer:
-        async with open_keys(stack.data_dir, stack.asked) as keys:
+        async with open_keys(stack.data_dir, stack.asked, makes_store) as keys:
             return await ask(keys)
 
     return asyncio.run(run())

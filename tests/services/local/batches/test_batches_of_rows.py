@@ -166,17 +166,17 @@ def test_a_row_that_fails_says_why_and_the_exit_status_too(rig: GatewayRig, tmp_
         (("--prompt", "{id}", "--endpoint", "/v1/completions", "--system", "x"), 2, "has no system message"),
         (("--prompt", "{id}", "--endpoint", "/v1/embeddings", "--max-tokens", "3"), 2, "generates nothing"),
         (("--prompt", "{id}", "--output", "answers.xls"), 1, ".csv, .tsv, .jsonl or .parquet"),
-        (("--prompt", "{id}", "--window", "2m"), 1, "completion_window must be"),
+        (("--prompt", "{id}", "--window", "2m"), 2, "completion_window must be"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(
     rig: GatewayRig, rows: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], status: int, said: str
 ) -> None:
     monkeypatch.chdir(rows.parent)
-    before = rig.http.get("/v1/batches").json()
+    before = [rig.http.get(path).json() for path in ("/v1/batches", "/v1/files")]
     done = run(rig, "submit", rows, *args)
     assert (done.exit_code, said in re.sub(r"[│\s]+", " ", done.stderr)) == (status, True), done.stderr
-    assert rig.http.get("/v1/batches").json() == before
+    assert [rig.http.get(path).json() for path in ("/v1/batches", "/v1/files")] == before
 
 
 def test_rows_with_the_names_of_answers_are_refused(rig: GatewayRig, tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ def test_a_new_key_is_an_admin_only_where_that_is_said(tmp_path: Path) -> None:
     assert "admin" not in str(shown["user"]["endpoints"]) and shown["operator"]["endpoints"] is None
 
 
+@pytest.mark.parametrize("command", [("list",), ("usage",), ("revoke", "alice"), ("change", "alice", "--weight", "2")])
+def test_a_folder_without_a_store_is_not_taken_for_one_without_keys(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Who is in the wrong folder is told so, and nothing is made there."""
+    status, shown, error = key_command(*command, data_dir=tmp_path / "data")
+    assert (status, shown) == (1, "") and f"no stack has ever run in {tmp_path / 'data'}" in error
+    assert "--data-dir" in error and list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["", "two words", "a.b", "x" * 65, "é"])
 def test_an_organizations_name_is_as_a_keys(tmp_path: Path, name: str) -> None:
     status, _, error = key_command("create", "alice", "--organization", name, data_dir=tmp_path)
