@@ -32,11 +32,13 @@ import services.executor.engines.torch.threads  # noqa: F401
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.stack.machine import free_port
 from shared.bus import Bus
+from shared.settings.config_file import FILE_NAME
 from shared.text.tokenizer import Tokenizer
 from tests.programs import Program
 from tests.shallow_model import make_shallow
 
 TESTS = Path(__file__).parent
+NO_CONFIG = tempfile.TemporaryDirectory(prefix="no-config-")
 
 # an example that waits for a core says nothing about the code
 settings.register_profile("slackwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,6 +47,15 @@ settings.load_profile("slackwater")
 # of their time tests there spend most on waiting: for processes, for what comes late or never
 WAITING = tuple(TESTS / name for name in ("faults", "integration", "services", "shared/bus"))
 COMPUTING = TESTS / "services/executor/engines"
+
+
+def pytest_configure() -> None:
+    """No setting of whoever runs the tests is any of theirs, but for where models are kept."""
+    if Path(FILE_NAME).exists():
+        raise pytest.UsageError(f"what tests start would read {FILE_NAME} here: move it away while they run")
+    for name in [each for each in os.environ if each.startswith("SLACKWATER_") and each != "SLACKWATER_CACHE"]:
+        del os.environ[name]
+    os.environ["XDG_CONFIG_HOME"] = NO_CONFIG.name
 
 
 @pytest.hookimpl(wrapper=True)
