@@ -10,10 +10,10 @@ from services.predictor.answers import answer
 from services.predictor.fit import refit
 from services.predictor.settings import PredictorSettings
 from services.predictor.watched_kind import RECENT_SAMPLES, WatchedKind
-from shared.bus import Bucket, Bus, Subscription
+from shared.bus import Bucket, Bus, Entry, Subscription
 from shared.cancellation import check_cancelled, wait_set
 from shared.clock import Clock
-from shared.errors import BusError, NotFoundOnBusError
+from shared.errors import BusError
 from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo
@@ -23,6 +23,7 @@ from shared.protocol.profiling.measurements import LatencySample
 logger = logging.getLogger(__name__)
 
 SETTLED_SHARE, CHANGING_SHARE = 0.01, 0.1  # of a core that fits may take, while models stay as they are and while not
+RETRY_S = 1.0  # after an error of the bus
 MAX_KINDS = 256  # of executors; samples of others are refused
 
 
@@ -47,11 +48,7 @@ class Predictor(Service):
         """Read what earlier runs published, then listen."""
         self._models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
         for entry in await self._models.entries():
-            try:
-                self._kind(entry.key).publish(entry.value, entry.revision)
-            except ValueError as error:
-                why = {"profile_key": entry.key, "error": str(error)}
-                logger.warning("a published model is none; the next fit replaces it", extra=why)
+            self._take_over(entry)
         self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
         self._subscriptions = [
             await self._bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample),
@@ -59,8 +56,14 @@ class Predictor(Service):
         ]
 
     async def run(self) -> None:
-        """Refit each kind that gained samples, in rounds at least ``refit_interval_s`` apart; a kind that drifted, or
-        has no model yet, waits no longer than that."""
+        """Fit, and keep what was published."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._refit_in_rounds())
+            group.create_task(self._follow_models())
+
+    async def _refit_in_rounds(self) -> None:
+        """Each kind that gained samples, in rounds at least ``refit_interval_s`` apart; a kind that drifted, or has no
+        model yet, waits no longer than that."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -98,6 +101,37 @@ class Predictor(Service):
             "drifted_at_s": drifted_at_s,
         }
 
+    async def _follow_models(self) -> None:
+        """Another predictor may write them. One that the bus has lost is published again: without it offline work may
+        wait, and then no samples come of which another could be made."""
+        async for entry in self._models.watch():
+            if entry is not None and entry.value is not None:
+                self._take_over(entry)
+            elif entry is not None:
+                await self._publish_again(entry.key)
+
+    def _take_over(self, entry: Entry[LatencyModelRecord]) -> None:
+        try:
+            self._kind(entry.key).publish(entry.value, entry.revision)
+        except ValueError as error:
+            why = {"profile_key": entry.key, "error": str(error)}
+            logger.warning("a published model is none; the next fit replaces it", extra=why)
+
+    async def _publish_again(self, profile_key: str) -> None:
+        """Unless there is one that another version has written."""
+        kind = self._kinds.get(profile_key)
+        while kind is not None and kind.record is not None:
+            try:
+                if not await self._models.has(profile_key):
+                    kind.publish(kind.record, await self._models.put(profile_key, kind.record))
+                    logger.warning(
+                        "a model that the bus has lost is published again", extra={"profile_key": profile_key}
+                    )
+                return
+            except BusError as error:
+                logger.warning("model not published", extra={"profile_key": profile_key, "error": str(error)})
+                await asyncio.sleep(RETRY_S)
+
     async def _on_sample(self, sample: LatencySample) -> None:
         is_one_too_many = sample.profile_key not in self._kinds and len(self._kinds) >= MAX_KINDS
         if is_one_too_many or not self._kind(sample.profile_key).add(sample.shape, sample.latency_ms):
@@ -127,7 +161,6 @@ class Predictor(Service):
         """Whether what is known is good enough: no model was to be published."""
         kind.has_news = False
         try:
-            await self._take_over(profile_key, kind)
             record = await self._fitted(profile_key, kind)
             if record is None:
                 return True
@@ -176,14 +209,6 @@ class Predictor(Service):
             specs = (info.spec for info in entries if info is not None and info.profile_key == profile_key)
             kind.spec = next(specs, None)
         return kind.spec
-
-    async def _take_over(self, profile_key: str, kind: WatchedKind) -> None:
-        """Read anew for each fit, since the bus may have lost its store, or another predictor may have written."""
-        try:
-            entry = await self._models.get(profile_key)
-            kind.publish(entry.value, entry.revision)
-        except (NotFoundOnBusError, ValueError):
-            kind.publish(None, 0)
 
     def _is_due(self, kind: WatchedKind) -> bool:
         return kind.has_news and len(kind.window) >= self._settings.min_samples

@@ -137,14 +137,33 @@ async def test_a_published_model_that_is_none_hides_no_other(bus: Bus) -> None:
 
 
 async def test_a_model_lost_from_the_bus_is_published_again(bus: Bus) -> None:
-    async with running(predictor(bus)):
+    """Without a sample or a fit: offline work may wait for it, and no step be run."""
+    async with running(predictor(bus, refit_interval_s=1e6)):
         await send(bus, mixed_shapes(100))
         models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
-        await model_of(bus)
+        before = await model_of(bus)
         revision = (await models.get(KEY)).revision
         await models.delete(KEY)
-        await send(bus, mixed_shapes(5))
-        assert (await model_of(bus, newer_than=revision)).profile_key == KEY
+        assert await model_of(bus, newer_than=revision) == before
+
+
+class Later(msgspec.Struct):
+    """A model as another version writes it."""
+
+    formula: str
+
+
+async def test_a_model_that_another_version_has_written_stays(bus: Bus) -> None:
+    service = predictor(bus, refit_interval_s=1e6)
+    async with running(service):
+        await send(bus, mixed_shapes(100))
+        ours = await model_of(bus)
+        models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        theirs = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, Later)
+        await theirs.put(KEY, Later("of tomorrow"))
+        await models.put("another", msgspec.structs.replace(ours, profile_key="another"))
+        await until(lambda: service.details()["models"] == 2)
+        assert (await theirs.get(KEY)).value == Later("of tomorrow")
 
 
 async def test_a_roofline_is_fitted_where_the_executor_tells_its_model(bus: Bus) -> None:
