@@ -76,7 +76,8 @@ def _broken_order(batch: Batch) -> Iterator[Violation]:
 
 def _check_files(batch: Batch, may_have_lost: bool = False) -> Iterator[Violation]:
     """``may_have_lost``: the bus may have forgotten that it was cancelled. It goes on then, and lines that were written
-    as not run have failed."""
+    as not run have failed; or it fails, since its requests are gone, and what is in the files stays."""
+    is_resumed, is_cut = (may_have_lost and batch.status == status for status in ("completed", "failed"))
     output, errors = _parsed(batch.output), _parsed(batch.errors)
     if output is None or errors is None:
         yield Violation("each line has one result", "a file has a line that is no JSON", batch)
@@ -87,10 +88,11 @@ def _check_files(batch: Batch, may_have_lost: bool = False) -> Iterator[Violatio
     doubled = sorted(id for id, count in counts.items() if count > 1)
     foreign = sorted(counts.keys() - wanted)
     for what, ids in (("missing", missing), ("doubled", doubled), ("of another batch", foreign)):
-        if ids:
+        if ids and not (is_cut and ids is missing):
             yield Violation("each line has one result", f"{len(ids)} {what}: {', '.join(ids[:5])}", batch)
     yield from _wrong_results(batch, output, errors)
-    is_resumed = may_have_lost and batch.status == "completed"
+    if is_cut:
+        return
     yield from _wrong_counts(batch, output, [result for result in errors if is_resumed or not _has_not_run(result)])
     if batch.status == "completed" and not is_resumed and (not_run := sum(map(_has_not_run, errors))):
         yield Violation("counts add up", f"it is completed, but {not_run} lines have not run", batch)

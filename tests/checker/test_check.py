@@ -330,6 +330,11 @@ RESUMED = make_batch(
     cancelled_s=1.0,
     states=[BatchState(1.0, "cancelling", 3, 1, 0), BatchState(2.0, "completed", 3, 1, 2)],
 )
+CUT = make_batch(
+    output=[answered("a")],
+    errors=[],
+    states=[BatchState(1.0, "cancelling", 3, 1, 0), BatchState(2.0, "failed", 3, 0, 0)],
+)
 UNDONE = make_batch(states=[*final("completed"), *final("404")])
 
 
@@ -342,6 +347,7 @@ UNDONE = make_batch(states=[*final("completed"), *final("404")])
         ({"keys": VALID_AGAIN}, 6.5, 3.0),
         ({"batches": UNDONE}, 1.5, 3.0),
         ({"batches": RESUMED}, 1.5, 3.0),
+        ({"batches": CUT}, 1.5, 3.0),
     ],
 )
 def test_what_a_power_cut_took_before_it_was_synced_may_be_gone_and_nothing_else(
