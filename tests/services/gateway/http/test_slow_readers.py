@@ -12,12 +12,13 @@ from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 STORM = 40  # clients
 MAX_TOKENS = 8000  # of text that no kernel's buffers hold
 WRITE_TIMEOUT_S = 2
+NUM_BLOCKS = 100_000
 
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
     with GatewayRig(tmp_path_factory.mktemp("gateway")) as made:
-        made.start_executor("executor-0", "--sim-time-scale", "0.1", "--kv-blocks", "100000")
+        made.start_executor("executor-0", "--sim-time-scale", "0.1", "--kv-blocks", str(NUM_BLOCKS))
         made.start_gateway("--write-timeout-s", str(WRITE_TIMEOUT_S))
         made.wait_ready()
         yield made
@@ -47,17 +48,13 @@ def begin(rig: GatewayRig) -> socket.socket:
     return client
 
 
-def free_blocks(rig: GatewayRig) -> float:
-    return rig.metric("slackwater_executor_num_free_blocks")
-
-
-def wait_clean(rig: GatewayRig, num_free_blocks: float) -> None:
+def wait_clean(rig: GatewayRig) -> None:
     """Nothing of any request is left."""
     for metric in ("slackwater_live_requests", "slackwater_executor_online_running", "slackwater_waiting_requests"):
         wait_until(lambda metric=metric: rig.metric(metric) == 0, f"{metric} is not 0", 90)  # type: ignore[misc]
     wait_until(lambda: rig.metric("slackwater_http_answering") == 1, "more is answered than the metrics", 30)
     wait_until(lambda: rig.metric("slackwater_http_connections") <= 2, "connections stay", 30)
-    wait_until(lambda: free_blocks(rig) == num_free_blocks, "KV blocks stay", 30)
+    wait_until(lambda: rig.metric("slackwater_executor_num_free_blocks") == NUM_BLOCKS, "KV blocks stay", 30)
 
 
 def storm_of_slow_readers(rig: GatewayRig) -> None:
@@ -80,17 +77,17 @@ def storm_of_disconnects(rig: GatewayRig) -> None:
 def test_nothing_of_a_storm_is_left(rig: GatewayRig, storm: object) -> None:
     assert callable(storm)
     assert rig.complete().status_code == 200
-    wait_clean(rig, num_free := free_blocks(rig))
+    wait_clean(rig)
     aborted = rig.metric("slackwater_executor_aborted_total")
     storm(rig)
     wait_until(lambda: rig.metric("slackwater_executor_aborted_total") >= aborted + STORM, "not all are aborted", 90)
-    wait_clean(rig, num_free)
+    wait_clean(rig)
     resident = rig.resident_bytes("gateway")
     storm(rig)
     wait_until(
         lambda: rig.metric("slackwater_executor_aborted_total") >= aborted + 2 * STORM, "not all are aborted", 90
     )
-    wait_clean(rig, num_free)
+    wait_clean(rig)
     assert rig.resident_bytes("gateway") - resident < STORM * 100 * 1024
     assert rig.complete().status_code == 200
 
