@@ -13,9 +13,9 @@ import typer
 
 from benchmarks.harness.command import Results, benchmark, model_folder
 from benchmarks.harness.turns import Times
-from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.sampler import gather_logprobs, sample
+from services.executor.engines.sampling.grammar_masks import GrammarMasks
+from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.sampler import gather_logprobs, sample
 from shared.openai.grammars import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TokenHistory

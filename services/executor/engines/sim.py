@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from services.executor.engines.last_step import LastStep
-from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.sampling.sample_row import SampleRow
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import EngineSpec
 from shared.protocol.prompt_scores import PromptScore, pack_scores
@@ -34,7 +34,7 @@ from shared.simulation.stages import INTERRUPTED_AFTER, Stages
 from shared.text.model_folder import ModelFacts
 
 if TYPE_CHECKING:
-    from services.executor.engines.grammar_masks import GrammarMasks
+    from services.executor.engines.sampling.grammar_masks import GrammarMasks
 
 MASK = (1 << 64) - 1
 EMBEDDING_SIZE = 64  # without a model
@@ -174,7 +174,7 @@ class SimEngine:
 
     def _allowed_token(self, sequence: Sequence, position: int, draw: int) -> int:
         """What is drawn anyway, or any other that may come; with a grammar its end as soon as it may come."""
-        from services.executor.engines.token_bans import allowed_tokens  # late: numpy takes longer than all the rest
+        from services.executor.engines.sampling.token_bans import allowed_tokens  # late: it needs numpy
 
         sampling, eos_token_ids = sequence.sampling, self.spec.eos_token_ids
         row = SampleRow(sampling, position, sequence.history, sequence.request_id)
@@ -189,7 +189,7 @@ class SimEngine:
 
     @cached_property
     def _grammars(self) -> GrammarMasks:
-        from services.executor.engines.grammar_masks import GrammarMasks  # late: numpy takes longer than all the rest
+        from services.executor.engines.sampling.grammar_masks import GrammarMasks  # late: it needs numpy
 
         assert self._model_path is not None, "grammars come with a tokenizer"
         return GrammarMasks(self._model_path)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from services.executor.engines.torch.sampler import NOT_FINITE
+from services.executor.engines.sampling.sampler import NOT_FINITE
 from shared.replica.engine import SampledTokens
 
 

@@ -22,8 +22,10 @@ from kernels.cpu.attention import GatherBuffer
 from kernels.padded_decodes import PaddedDecodes
 from kernels.paged_attention import AttentionMetadata
 from kernels.slots import Ints, StepLayout
-from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.sampling.grammar_masks import GrammarMasks
+from services.executor.engines.sampling.prompt_scores import score_tokens, with_scores
+from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.sampler import NO_TOKEN, NOT_FINITE, gather_logprobs, read_logprobs, sample
 from services.executor.engines.torch.attention import AttentionStep, Layer, paged_step
 from services.executor.engines.torch.base import EngineOnTorch
 from services.executor.engines.torch.device import (
@@ -41,8 +43,6 @@ from services.executor.engines.torch.kv_regions import regions_of
 from services.executor.engines.torch.model import Forward, LoadedModel, first_line
 from services.executor.engines.torch.pieces import PiecewiseGraphs, cuda_piece_recorder
 from services.executor.engines.torch.pieces import Recorder as PieceRecorder
-from services.executor.engines.torch.prompt_scores import score_tokens, with_scores
-from services.executor.engines.torch.sampler import NO_TOKEN, NOT_FINITE, gather_logprobs, read_logprobs, sample
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
 from shared.protocol.executors import EngineSpec

@@ -9,9 +9,9 @@ from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
+from services.executor.engines.sampling.prompt_scores import with_scores
+from services.executor.engines.sampling.sampler import NO_TOKEN, NOT_FINITE, read_logprobs
 from services.executor.engines.torch.embeddings import with_embeddings
-from services.executor.engines.torch.prompt_scores import with_scores
-from services.executor.engines.torch.sampler import NO_TOKEN, NOT_FINITE, read_logprobs
 from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK, RunnerMirror
 from shared.replica.engine import SampledTokens, Sequence
 

@@ -24,12 +24,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # on a CPU too
 
-from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.sampling.grammar_masks import GrammarMasks
+from services.executor.engines.sampling.prompt_scores import score_tokens
+from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.sampler import gather_logprobs, sample
 from services.executor.engines.torch.device import keep_freed_memory
 from services.executor.engines.torch.embeddings import embeddings_of
-from services.executor.engines.torch.prompt_scores import score_tokens
-from services.executor.engines.torch.sampler import gather_logprobs, sample
 from services.executor.engines.vllm.runner_mirror import (
     EMBEDDED_KEY,
     NUM_PROMPT_TOKENS_KEY,

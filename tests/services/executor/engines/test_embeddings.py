@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, Qwen3Config, Qwen3Model
 
+from services.executor.engines.sampling.sampler import NOT_FINITE
 from services.executor.engines.sim import SimEngine
 from services.executor.engines.torch.embeddings import embeddings_of, with_embeddings
 from services.executor.engines.torch.engine import TorchEngine
-from services.executor.engines.torch.sampler import NOT_FINITE
 from services.executor.engines.vllm.environment import import_vllm
 from shared.errors import ModelError
 from shared.latency.linear import LinearLatencyModel

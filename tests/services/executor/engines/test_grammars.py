@@ -14,9 +14,9 @@ import msgspec
 import pytest
 import torch
 
-from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.sampler import sample
+from services.executor.engines.sampling.grammar_masks import GrammarMasks
+from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.sampler import sample
 from shared.openai.grammars import ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TokenHistory

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.sampler import LEAST, gather_logprobs, read_logprobs
+from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.sampler import LEAST, gather_logprobs, read_logprobs
 from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import CHAT, TEXT

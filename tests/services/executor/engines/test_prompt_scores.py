@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from services.executor.engines.sampling import prompt_scores
+from services.executor.engines.sampling.prompt_scores import score_tokens, with_scores
+from services.executor.engines.sampling.sampler import LEAST, NOT_FINITE
 from services.executor.engines.sim import SimEngine
-from services.executor.engines.torch import prompt_scores
 from services.executor.engines.torch.engine import TorchEngine
-from services.executor.engines.torch.prompt_scores import score_tokens, with_scores
-from services.executor.engines.torch.sampler import LEAST, NOT_FINITE
 from services.executor.engines.vllm.environment import import_vllm
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.prompt_scores import PromptScore, pack_scores, record_bytes, unpack_scores

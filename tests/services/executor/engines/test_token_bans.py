@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.sampling.grammar_masks import GrammarMasks
+from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.sampler import sample
+from services.executor.engines.sampling.token_bans import allowed_tokens
 from services.executor.engines.sim import SimEngine
-from services.executor.engines.token_bans import allowed_tokens
-from services.executor.engines.torch.sampler import sample
 from shared.latency.linear import LinearLatencyModel
 from shared.openai.structured_outputs import Constraint
 from shared.protocol.executors import EngineSpec

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.logits import adjusted
-from services.executor.engines.torch.sampler import sample
+from services.executor.engines.sampling.logits import adjusted
+from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.sampler import sample
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TokenHistory
 

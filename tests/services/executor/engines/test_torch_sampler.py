@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.sampler import NO_TOKEN, gather_logprobs, sample, uniforms
+from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.sampler import NO_TOKEN, gather_logprobs, sample, uniforms
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TokenHistory
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.sampling.grammar_masks import GrammarMasks
+from services.executor.engines.sampling.sample_row import SampleRow
 from shared.protocol.sampling import SamplingParams
 
 

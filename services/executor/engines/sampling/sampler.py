@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.logits import NUMBERS, adjusted
+from services.executor.engines.sampling.grammar_masks import GrammarMasks
+from services.executor.engines.sampling.logits import NUMBERS, adjusted
+from services.executor.engines.sampling.sample_row import SampleRow
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.sampling.sample_row import SampleRow
 from shared.text.model_folder import ModelFacts
 
 if TYPE_CHECKING:  # imported in the thread that reads the tokenizer

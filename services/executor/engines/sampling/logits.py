@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from kernels.slots import Ints
-from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.token_bans import allowed_tokens, banned_tokens
+from services.executor.engines.sampling.grammar_masks import GrammarMasks
+from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.token_bans import allowed_tokens, banned_tokens
 from shared.replica.engine import TokenHistory
 
 NUMBERS = torch.finfo(torch.float32)

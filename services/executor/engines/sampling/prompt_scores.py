@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from services.executor.engines.torch.sampler import LEAST, NOT_FINITE
+from services.executor.engines.sampling.sampler import LEAST, NOT_FINITE
 from shared.replica.engine import SampledTokens
 
 SLICE_LOGITS = 1 << 24  # that are there at a time: 64 MB in float32, as long as a prompt may be
