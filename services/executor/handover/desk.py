@@ -115,13 +115,16 @@ class HandoverDesk:
         self._is_settling = True
         self._taking.refuse_waiting(TAKES_NONE)
         self._review()
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + SETTLE_S
         await wait_set(self._taking.answered, SETTLE_S)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=SETTLE_S)
+            await asyncio.wait(self._tasks, timeout=max(0.0, until_s - loop.time()))
 
     async def close(self) -> None:
         """The memory is about to be freed."""
         self._loop.look_before_packing(None)
+        self._giving.give_up()
         await self._link.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SETTLE_S)

@@ -46,6 +46,7 @@ class Giving:
         self._totals = totals
         self._spans = spans
         self._on_their_way: dict[str, tuple[Place, Carried]] = {}  # by request id
+        self._gives_up = False
         self._handover_ms = LatencyHistogram()
 
     @property
@@ -86,6 +87,11 @@ class Giving:
             logger.info("request not handed over", extra=event | {"why": answer.why})
         on_decided()
 
+    def give_up(self) -> None:
+        """This executor ends, also where nobody says what became of a request: a taker that stands still may have
+        it."""
+        self._gives_up = True
+
     async def _offer(self, offer: Offer) -> OfferAnswer:
         try:
             return await self._ask(offer, OFFER_S)
@@ -94,13 +100,13 @@ class Giving:
         except BusError as error:
             logger.warning("an offer is taken back", extra=log_ids(offer.carried) | {"why": str(error)})
         withdraw = Withdraw(offer.handover_id, offer.giver, offer.taker)
-        while self._peers.get(offer.taker) is not None:
+        while self._peers.get(offer.taker) is not None and not self._gives_up:
             try:
                 return await self._ask(withdraw, WITHDRAW_S)
             except BusError as error:
                 logger.debug("no word from a taker", extra={"taker": offer.taker.executor_id, "why": str(error)})
             await asyncio.sleep(WITHDRAW_S / 2)
-        return OfferAnswer(offer.handover_id, False, "it is gone")
+        return OfferAnswer(offer.handover_id, False, "this executor ends" if self._gives_up else "it is gone")
 
     async def _ask(self, message: OfferMessage, timeout_s: float) -> OfferAnswer:
         return await self._bus.request(subjects.offer(message.taker.executor_id), message, OfferAnswer, timeout_s)

@@ -361,6 +361,24 @@ async def test_at_the_end_what_is_on_its_way_arrives(gateway: Client, pools: Poo
     assert set(gateway.ended.values()) == {FinishReason.LENGTH}
 
 
+async def test_who_ends_waits_for_no_taker_that_stands_still(
+    gateway: Client, pools: Pools, fake: FakeTaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beating = asyncio.create_task(beats(fake))
+    await until(lambda: pools.relaxed._replica.handovers.pushes)
+    await gateway.send("relaxed", [make_request(0)])
+    await until(lambda: fake.withdrawals)
+    ending = pools.relaxed._pool._desk
+    assert ending is not None
+    monkeypatch.setattr("services.executor.handover.desk.SETTLE_S", 0.1)
+    await ending.settle()
+    assert ending._giving.num_on_their_way
+    monkeypatch.setattr("services.executor.handover.desk.SETTLE_S", 1e6)
+    await ending.close()
+    assert not ending._giving.num_on_their_way
+    beating.cancel()
+
+
 async def test_a_taker_that_stops_answers_what_it_was_offered(
     expected: dict[str, list[int]], gateway: Client, pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
