@@ -166,7 +166,7 @@ def test_a_client_that_leaves_ends_its_request_on_the_executor(rig: GatewayRig, 
 def test_it_outlives_whatever_is_killed(tmp_path: Path) -> None:
     """A stream of 250 tokens for each of the two, killed while the stream runs."""
     with make_stack(tmp_path, time_scale="1.0") as rig, ThreadPoolExecutor(4) as pool:
-        wait_until(lambda: chat(rig, service_tier="flex", max_tokens=1) is not None, rig.logs)
+        until_taken(rig)
         expected = read(rig, [])
         executor = ("executor-0", *PRESET, "--sim-time-scale", "1.0")
         kills = {
@@ -174,15 +174,21 @@ def test_it_outlives_whatever_is_killed(tmp_path: Path) -> None:
             "executor-0": lambda: rig.start_executor(*executor),
         }
         for victim, restart in kills.items():
+            until_taken(rig)  # the one before may have ended sooner than its victim was there again
             pieces: list[str] = []
             reading = pool.submit(read, rig, pieces)
             wait_until(lambda: len(pieces) > 20 or reading.done(), rig.logs)  # noqa: B023
             rig.stop(victim, signal.SIGKILL)
             restart()
             assert reading.result(60) == expected, victim
-        assert rig.metric("slackwater_flex_resumed_requests_total") >= 2
-        assert rig.metric("slackwater_flex_finished_requests_total", reason="length") == 4
+        assert rig.metric("slackwater_flex_resumed_requests_total") >= 1  # the executor's
+        assert rig.metric("slackwater_flex_finished_requests_total", reason="length") == 6
+        until_taken(rig)
         check_choices(rig)
+
+
+def until_taken(rig: GatewayRig) -> None:
+    wait_until(lambda: chat(rig, service_tier="flex", max_tokens=1) is not None, rig.logs)
 
 
 def check_choices(rig: GatewayRig) -> None:
