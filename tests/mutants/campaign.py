@@ -8,7 +8,7 @@ import select
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from types import FunctionType
@@ -114,30 +114,18 @@ class Campaign:
         return chosen, total_s
 
     def _try(self, mutant: Mutant, tests: list[pytest.Item], most_s: float, wait_s: float) -> Verdict:
-        found, self._found = os.pipe()
-        process_id = os.fork()
-        if process_id == 0:
-            try:
-                os.setpgid(0, 0)
-                self._run(mutant, tests, most_s)
-            finally:
-                os._exit(Verdict.KILLED.value)
-        os.close(self._found)
-        self._found = None
-        code = exit_code(process_id, wait_s)
-        with os.fdopen(found) as pipe:
-            self._num_kills.update(pipe.read().splitlines())
-        return Verdict(code) if code in {each.value for each in Verdict} else Verdict.KILLED
+        def run(telling: int) -> None:
+            self._found = telling
+            self._run(mutant, tests)
 
-    def _run(self, mutant: Mutant, tests: list[pytest.Item], most_s: float) -> None:
+        verdict, found_by = in_fork(run, most_s, wait_s)
+        self._num_kills.update(found_by.splitlines())
+        return verdict
+
+    def _run(self, mutant: Mutant, tests: list[pytest.Item]) -> None:
         """In a process of its own, which ends here."""
         assert self._plugins is not None
         self._plugins.unregister(name="terminalreporter")
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-        seconds = int(time.process_time() + most_s) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         memory_bytes = _virtual_memory_bytes() + _MORE_MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         try:
@@ -147,6 +135,29 @@ class Campaign:
         except ValueError:
             os._exit(Verdict.IMPOSSIBLE.value)
         os._exit(Verdict.ALIVE.value)
+
+
+def in_fork(run: Callable[[int], None], most_s: float, wait_s: float) -> tuple[Verdict, str]:
+    """With what ``run`` ends a process of its own, and what it says to the pipe that it is given; it is killed where it
+    takes more of the processor's time or of waiting. Its output is dropped."""
+    hears, tells = os.pipe()
+    process_id = os.fork()
+    if process_id == 0:
+        try:
+            os.setpgid(0, 0)
+            with Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+                os.dup2(nowhere.fileno(), 2)
+            seconds = int(time.process_time() + most_s) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+            run(tells)
+        finally:
+            os._exit(Verdict.KILLED.value)
+    os.close(tells)
+    code = exit_code(process_id, wait_s)
+    with os.fdopen(hears) as pipe:
+        said = pipe.read()
+    return Verdict(code) if code in {each.value for each in Verdict} else Verdict.KILLED, said
 
 
 def exit_code(group_id: int, wait_s: float) -> int:

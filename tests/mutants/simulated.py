@@ -4,15 +4,13 @@ import builtins
 import contextlib
 import os
 import re
-import resource
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from functools import partial
 from types import FunctionType
 
-from tests.mutants.campaign import Verdict, exit_code
+from tests.mutants.campaign import Verdict, in_fork
 from tests.mutants.code import exchanged, functions_of, reporting
 from tests.mutants.mutations import Mutant, mutated
 from tests.simulation.run import Order, simulate
@@ -97,29 +95,13 @@ class Simulated:
 
     def _try(self, mutant: Mutant, orders: Sequence[Order]) -> tuple[Verdict, str]:
         """What became of it, and the invariant that tells on it."""
-        told, telling = os.pipe()
-        process_id = os.fork()
-        if process_id == 0:
-            try:
-                os.setpgid(0, 0)
-                self._run(mutant, orders, telling)
-            finally:
-                os._exit(Verdict.KILLED.value)
-        os.close(telling)
-        most_s = self._most_s(len(orders))
-        code = exit_code(process_id, 10 * most_s)  # by the clock, beside others
-        with os.fdopen(told) as pipe:
-            told_by = pipe.read()
-        verdict = Verdict(code) if code in {each.value for each in Verdict} else Verdict.KILLED
+        most_s = 10.0 + 5.0 * self._cpu_s * len(orders)
+        run = partial(self._run, mutant, orders)
+        verdict, told_by = in_fork(run, most_s, 10 * most_s)  # by the clock, beside others
         return verdict, told_by or (ENDLESS if verdict is Verdict.KILLED else "")
 
     def _run(self, mutant: Mutant, orders: Sequence[Order], telling: int) -> None:
         """In a process of its own, which ends here."""
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-        seconds = int(time.process_time() + self._most_s(len(orders))) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         try:
             with exchanged(mutant.path, mutated(mutant), self._functions[mutant.path]):
                 outcomes = (simulate(order).violations for order in orders)
@@ -132,7 +114,3 @@ class Simulated:
         except ValueError:
             os._exit(Verdict.IMPOSSIBLE.value)
         os._exit(Verdict.ALIVE.value)
-
-    def _most_s(self, num_runs: int) -> float:
-        """Processor time for so many runs."""
-        return 10.0 + 5.0 * self._cpu_s * num_runs
