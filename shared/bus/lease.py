@@ -57,6 +57,9 @@ class Lease:
                 if found is None or found.value is None:
                     await self._write(None)
                     return
+                if found.value == self._own:  # stored, though that was not confirmed
+                    await self._write(found.revision)
+                    return
                 now_s = self._clock.monotonic_s()
                 if known is None or found.revision != known.revision:
                     since_s, misses = now_s, 0

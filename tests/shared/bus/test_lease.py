@@ -51,6 +51,17 @@ async def test_who_lets_go_late_takes_it_from_nobody(bus: Bus, monkeypatch: pyte
     assert (await lease._bucket.get("test")).value == other
 
 
+async def test_who_has_it_without_a_word_of_the_bus_takes_itself_for_nobody_else(bus: Bus) -> None:
+    """The confirmation of its first write was lost, and the lease stands with its own name."""
+    lease = Lease(bus, "test", SystemClock())
+    leases = await bus.bucket(subjects.LEASES_BUCKET, LeaseHolder)
+    await leases.put("test", lease._own)
+    await lease.take(refuse)
+    assert lease.may_send("anything")
+    assert (await leases.get("test")).revision == lease._revision
+    await lease.release()
+
+
 async def test_who_dies_is_replaced(bus: Bus, nats_url: str) -> None:
     other = await Bus.connect(nats_url, "other")
     gone, next_one = Lease(other, "test", SystemClock()), Lease(bus, "test", SystemClock())
