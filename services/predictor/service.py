@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 SETTLED_SHARE, CHANGING_SHARE = 0.01, 0.1  # of a core that fits may take, while models stay as they are and while not
 RETRY_S = 1.0  # after an error of the bus
-MAX_KINDS = 256  # of executors; samples of others are refused
+MAX_KINDS = 256  # of executors; samples and models of others are refused
 
 
 class Predictor(Service):
@@ -111,8 +111,11 @@ class Predictor(Service):
                 await self._publish_again(entry.key)
 
     def _take_over(self, entry: Entry[LatencyModelRecord]) -> None:
+        kind = self._kind(entry.key)
+        if kind is None:
+            return
         try:
-            self._kind(entry.key).publish(entry.value, entry.revision)
+            kind.publish(entry.value, entry.revision)
         except ValueError as error:
             why = {"profile_key": entry.key, "error": str(error)}
             logger.warning("a published model is none; the next fit replaces it", extra=why)
@@ -133,11 +136,10 @@ class Predictor(Service):
                 await asyncio.sleep(RETRY_S)
 
     async def _on_sample(self, sample: LatencySample) -> None:
-        is_one_too_many = sample.profile_key not in self._kinds and len(self._kinds) >= MAX_KINDS
-        if is_one_too_many or not self._kind(sample.profile_key).add(sample.shape, sample.latency_ms):
+        kind = self._kind(sample.profile_key)
+        if kind is None or not kind.add(sample.shape, sample.latency_ms):
             self._counts["samples_refused"] += 1
             return
-        kind = self._kind(sample.profile_key)
         self._counts["samples"] += 1
         if sample.step > 0:  # a sweep's shapes are all that may come, not what does
             drift = kind.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
@@ -213,7 +215,8 @@ class Predictor(Service):
     def _is_due(self, kind: WatchedKind) -> bool:
         return kind.has_news and len(kind.window) >= self._settings.min_samples
 
-    def _kind(self, profile_key: str) -> WatchedKind:
-        if profile_key not in self._kinds:
+    def _kind(self, profile_key: str) -> WatchedKind | None:
+        """None for one beyond MAX_KINDS."""
+        if profile_key not in self._kinds and len(self._kinds) < MAX_KINDS:
             self._kinds[profile_key] = WatchedKind(self._settings.window)
-        return self._kinds[profile_key]
+        return self._kinds.get(profile_key)

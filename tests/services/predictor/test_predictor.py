@@ -136,6 +136,21 @@ async def test_a_published_model_that_is_none_hides_no_other(bus: Bus) -> None:
         assert (service.details()["profiles"], service.details()["models"]) == (2, 1)
 
 
+async def test_models_of_ever_new_kinds_are_no_more_than_kinds_may_be(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.predictor.service.MAX_KINDS", 2)
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    service, model = predictor(bus), LinearCoefficients(TRUTH.coefficients())
+    async with running(service):
+        for number in range(4):
+            await models.put(f"kind-{number}", LatencyModelRecord(f"kind-{number}", model, 100, 0.01, 1.0))
+        changed = LatencyModelRecord("kind-0", model, 100, 0.25, 1.0)
+        await models.put("kind-0", changed)
+        await until(lambda: service.details()["worst_mape"] == changed.mape)
+        assert service.details()["profiles"] == 2
+
+
 async def test_a_model_lost_from_the_bus_is_published_again(bus: Bus) -> None:
     """Without a sample or a fit: offline work may wait for it, and no step be run."""
     async with running(predictor(bus, refit_interval_s=1e6)):
