@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Match
 from starlette.types import ASGIApp, Scope
 
 from services.gateway.access.api_keys import OPEN_PATHS, KeyCheck
@@ -31,6 +30,7 @@ from services.gateway.http.answers import Answers
 from services.gateway.http.errors import CutAnswers, install_error_handlers
 from services.gateway.http.head_requests import HeadRequests
 from services.gateway.http.operation import components
+from services.gateway.http.unknown_urls import routes_at
 from shared.settings.setting import listed
 from shared.version import version
 
@@ -84,8 +84,8 @@ def create_app(context: Context) -> ASGIApp:
 
 def _serves(app: FastAPI, scope: Scope) -> bool:
     """Whether there is something at its path, by whatever method."""
-    found = (route for route in app.routes if route.matches(scope)[0] is not Match.NONE)
-    return any(getattr(route, "endpoint", None) is not unserved.refuse for route in found)
+    found = routes_at(app, scope, scope["path"])
+    return any(getattr(route, "endpoint", None) is not unserved.refuse for _, route in found)
 
 
 def _readable(app: ASGIApp, cors_origins: Sequence[str]) -> ASGIApp:

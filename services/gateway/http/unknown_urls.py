@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
 
 VERSION = "v1"
 
@@ -14,23 +15,24 @@ def nothing_there(request: Request) -> str:
     method, path = request.method, request.url.path
     parts = [part for part in path.split("/") if part and part != VERSION]
     for near in (["", VERSION, *parts], ["", *parts]):
-        if parts and any(match is Match.FULL for match, _ in _matches(request, "/".join(near))):
+        found = routes_at(request.app, request.scope, "/".join(near))
+        if parts and any(match is Match.FULL for match, _ in found):
             return f"nothing is served at {method} {path}; {'/'.join(near)} is: see to the client's base URL"
     return f"nothing is served at {method} {path}; GET /docs says what is"
 
 
 def methods_there(request: Request) -> list[str]:
     """By which its path is served; files are by GET, and HEAD is whatever that is."""
-    routes = [route for _, route in _matches(request, request.url.path)]
+    routes = [route for _, route in routes_at(request.app, request.scope, request.url.path)]
     found = {method for route in routes for method in getattr(route, "methods", ("GET",))}
     return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
-def _matches(request: Request, path: str) -> Iterator[tuple[Match, BaseRoute]]:
+def routes_at(app: FastAPI, asked: Scope, path: str) -> Iterator[tuple[Match, BaseRoute]]:
     """The routes of a path, whatever the method. What has looked for it among its files has written into the scope
     where these begin."""
-    scope = {**request.scope, "path": path, "root_path": ""}
-    for route in request.app.routes:
+    scope = {**asked, "path": path, "root_path": ""}
+    for route in app.routes:
         match, _ = route.matches(scope)
         if match is not Match.NONE:
             yield match, route
