@@ -1,7 +1,5 @@
 """A run of tests, once to see what each of them runs, then for each mutant those that run the changed statement."""
 
-import builtins
-import contextlib
 import os
 import resource
 import select
@@ -16,12 +14,10 @@ from types import FunctionType
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.mutants.code import exchanged, functions_of, reporting
+from tests.mutants.code import Line, exchanged, functions_of, statements_run
 from tests.mutants.mutations import Mutant, mutated
 
-_HOOK = "__mutants_ran__"
 _MORE_MEMORY_BYTES = 2 << 30
-_Line = tuple[str, int]  # path, where the statement begins
 
 
 class Verdict(Enum):
@@ -48,7 +44,7 @@ class Campaign:
         self._most_s = most_s
         self._seconds: dict[str, float] = {}  # of processor time, by test
         self._waits_s: dict[str, float] = {}  # from beginning to end
-        self._tests: dict[_Line, list[pytest.Item]] = {}
+        self._tests: dict[Line, list[pytest.Item]] = {}
         self._num_kills: Counter[str] = Counter()  # by test
         self._plugins: pytest.PytestPluginManager | None = None
         self._found: int | None = None  # where a mutant's process says which test has found it
@@ -79,11 +75,7 @@ class Campaign:
 
     def _watch(self, items: list[pytest.Item]) -> None:
         """Which statements each test runs, and how long it takes."""
-        lines: set[_Line] = set()
-        setattr(builtins, _HOOK, lines.add)
-        with contextlib.ExitStack() as stack:
-            for path, functions in functions_of(self._paths).items():
-                stack.enter_context(exchanged(path, reporting(path, _HOOK), functions))
+        with statements_run(functions_of(self._paths)) as lines:
             for item, following in zip(items, [*items[1:], None], strict=True):
                 lines.clear()
                 begun_s, begun_at_s = time.process_time(), time.monotonic()

@@ -1,14 +1,17 @@
 """The code of functions that a module has made already, exchanged where they stand: nothing is imported anew."""
 
 import ast
+import builtins
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
 
+Line = tuple[str, int]  # path, where a statement begins
 _Key = tuple[str, int]  # qualified name, first line
+_HOOK = "__mutants_ran__"
 
 
 def functions_of(paths: Collection[str]) -> dict[str, list[FunctionType]]:
@@ -38,6 +41,18 @@ def exchanged(path: str, tree: ast.Module, functions: Iterable[FunctionType]) ->
     finally:
         for function, code in before:
             function.__code__ = code
+
+
+@contextlib.contextmanager
+def statements_run(functions: Mapping[str, Iterable[FunctionType]]) -> Iterator[set[Line]]:
+    """Of the modules at these paths, with their ``functions``, those that run until the end: the set is filled as they
+    do."""
+    lines: set[Line] = set()
+    setattr(builtins, _HOOK, lines.add)
+    with contextlib.ExitStack() as stack:
+        for path, own in functions.items():
+            stack.enter_context(exchanged(path, reporting(path, _HOOK), own))
+        yield lines
 
 
 def reporting(path: str, hook: str) -> ast.Module:

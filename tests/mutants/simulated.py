@@ -1,7 +1,5 @@
 """Mutants in the simulation of the whole system: whether what clients see tells on them."""
 
-import builtins
-import contextlib
 import os
 import re
 import tempfile
@@ -11,7 +9,7 @@ from functools import partial
 from types import FunctionType
 
 from tests.mutants.campaign import Verdict, in_fork
-from tests.mutants.code import exchanged, functions_of, reporting
+from tests.mutants.code import Line, exchanged, functions_of, statements_run
 from tests.mutants.mutations import Mutant, mutated
 from tests.simulation.run import Order, simulate
 from tests.simulation.traffic import BUSY
@@ -20,9 +18,7 @@ RUN_HOURS = 0.1
 FIRST_SEED = 1
 ENDLESS = "an end"  # what a run lacks that takes several times as long
 HEAD = "| module | mutants | not run | killed | alive |\n| --- | --- | --- | --- | --- |"
-_HOOK = "__mutants_ran__"
 _LACKS_ARGUMENT = re.compile(r"TypeError.*(missing|expected|exactly)")  # a call that no test has to find
-_Line = tuple[str, int]  # path, where the statement begins
 
 
 class Simulated:
@@ -36,7 +32,7 @@ class Simulated:
         self._mutants = mutants
         self._orders = [Order(FIRST_SEED + number, RUN_HOURS, traffic=BUSY) for number in range(num_runs)]
         self._functions: dict[str, list[FunctionType]] = {}  # by path
-        self._lines: list[set[_Line]] = []  # that each run comes to
+        self._lines: list[set[Line]] = []  # that each run comes to
         self._cpu_s = 0.0  # of a run, at most
 
     def run(self) -> int:
@@ -68,11 +64,7 @@ class Simulated:
         simulate(self._orders[0])
         paths = sorted({mutant.path for mutant in self._mutants})
         self._functions, wrong = functions_of(paths), list[str]()
-        seen: set[_Line] = set()
-        setattr(builtins, _HOOK, seen.add)
-        with contextlib.ExitStack() as stack:
-            for path, functions in self._functions.items():
-                stack.enter_context(exchanged(path, reporting(path, _HOOK), functions))
+        with statements_run(self._functions) as seen:
             for order in self._orders:
                 seen.clear()
                 outcome = simulate(order)
