@@ -221,7 +221,7 @@ class ExecutorDesk:
 
     def _on_gone(self, info: ExecutorInfo) -> None:
         attached = self._attached.get(info.executor_id)
-        if attached is not None and attached.scheduler.info.epoch == info.epoch:
+        if attached is not None and attached.scheduler.info.epoch == info.epoch and not attached.is_silent:
             self._give_up(attached, "left the bus")
 
     def _give_up(self, attached: Attached, why: str) -> None:

@@ -289,6 +289,7 @@ class OfflinePool:
         assigned = self._assigned.get(executor_id, {})
         unfinished = [request_id for request_id, item in assigned.items() if not item.is_ending]
         self._take_back(list(assigned))
+        self._assigned.pop(executor_id, None)
         self._order.leave(executor_id)
         return unfinished
 

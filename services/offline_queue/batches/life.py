@@ -31,7 +31,10 @@ RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
 GROUP_DELETES = 256
 GROUP_RESULTS = 256
 AT_WORK = ("in_progress", "finalizing")  # finalizing: to see whether it still has every result
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or this user's part of it: for temporary files there may be room again
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # on a disk, or in this user's part of it
+NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)  # for this process, or on this machine
+NO_FOLDER = (errno.ENOENT,)  # where Python tries one for temporary files, it says so for each of the others as well
+MAY_PASS = NO_ROOM + NO_MORE_FILES + NO_FOLDER  # temporary files may be had again
 LOST_WITH_INPUT = "the store has lost the request, and its input file is deleted"
 
 
@@ -107,8 +110,8 @@ class BatchLife:
         return self.progress is not None and not self._over.is_set() and self.progress.is_open(line)
 
     async def run(self) -> None:
-        """To the end, or to a BusError, or the OSError of a full disk; ``restart`` is next. What else goes wrong fails
-        the batch. Raises NotFoundOnBusError where the record is gone."""
+        """To the end, or to a BusError, or an OSError that may pass (a full disk, too many open files); ``restart`` is
+        next. What else goes wrong fails the batch. Raises NotFoundOnBusError where the record is gone."""
         try:
             if self.record.status == "validating":
                 await self._ingest()
@@ -123,7 +126,7 @@ class BatchLife:
         except BusError:
             raise
         except Exception as error:  # the other batches go on
-            if isinstance(error, OSError) and error.errno in FULL:
+            if isinstance(error, OSError) and error.errno in MAY_PASS:
                 raise
             logger.exception("batch cannot go on", extra={"batch_id": self.record.id})
             await self._fail(f"The server cannot go on with this batch: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import signal
@@ -130,6 +131,19 @@ class GatewayRig:
     def limit_file_size(self, name: str, num_bytes: int) -> None:
         """Of each file that the process writes from here on; Linux only."""
         resource.prlimit(self._processes[name].pid, resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+    @contextmanager
+    def no_more_files(self, name: str) -> Iterator[None]:
+        """The process can open none beside those that it has; Linux only."""
+        pid = self._processes[name].pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        taken = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+        first_free = next(number for number in itertools.count() if number not in taken)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, limits[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
     def logs(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in self._folder.glob("*.log"))

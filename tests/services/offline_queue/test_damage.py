@@ -19,6 +19,8 @@ WORK = subjects.of_model(MODEL)
 BODY = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 4}
 PRESET = ("--preset", "sarathi++")  # needs no predictor
 UNREADABLE = b"\xc1"  # no MessagePack, and no JSON
+LONG_NAME = "\N{EARTH GLOBE EUROPE-AFRICA}" * (MAX_CUSTOM_ID_LENGTH - 8)
+NUM_SPILLED = IN_MEMORY_BYTES // len(LONG_NAME.encode()) + 64  # lines with such names do not fit into memory
 
 
 @pytest.fixture
@@ -94,16 +96,14 @@ async def test_unreadable_records_are_as_good_as_absent(rig: GatewayRig) -> None
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux bounds the files of another process")
 async def test_no_room_for_temporary_files_fails_the_batch_that_needs_them(rig: GatewayRig) -> None:
     """One while it is read in, one when it is taken up again."""
-    name = "\N{EARTH GLOBE EUROPE-AFRICA}" * (MAX_CUSTOM_ID_LENGTH - 8)
-    num_lines = IN_MEMORY_BYTES // len(name.encode()) + 64  # so many do not fit into memory
     rig.stop("executor-0")
     rig.start_offline_queue(*PRESET)
-    first = rig.submit_batch([BODY] * num_lines, name)
+    first = rig.submit_batch([BODY] * NUM_SPILLED, LONG_NAME)
     until_status(rig, first, "in_progress")
     rig.stop("offline-queue")
     rig.start_offline_queue(*PRESET)
     rig.limit_file_size("offline-queue", IN_MEMORY_BYTES // 2)
-    second = rig.submit_batch([BODY] * num_lines, name)
+    second = rig.submit_batch([BODY] * NUM_SPILLED, LONG_NAME)
     third = rig.submit_batch([BODY])
     rig.start_executor("executor-0", *PRESET)
     for batch_id in (first, second):
@@ -111,3 +111,14 @@ async def test_no_room_for_temporary_files_fails_the_batch_that_needs_them(rig: 
         assert batch.errors is not None and batch.errors.data is not None
         assert "File too large" in (batch.errors.data[0].message or "")
     assert until_status(rig, third, "completed").request_counts.completed == 1
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux bounds the files of another process")
+async def test_a_batch_waits_while_no_more_files_can_be_opened(rig: GatewayRig) -> None:
+    rig.start_offline_queue(*PRESET)
+    until_status(rig, rig.submit_batch([BODY]), "completed")
+    with rig.no_more_files("offline-queue"):
+        batch_id = rig.submit_batch([BODY] * NUM_SPILLED, LONG_NAME)
+        wait_until(lambda: "batch waits for the disk" in rig.logs(), rig.logs)
+        assert rig.openai.batches.retrieve(batch_id).status == "validating"
+    until_status(rig, batch_id, "in_progress")
