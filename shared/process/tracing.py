@@ -6,6 +6,7 @@ Where no endpoint is named no span is made, nothing of it is loaded, and what as
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from opentelemetry import trace
@@ -15,7 +16,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from shared.errors import ConfigError
 
 NS = 1_000_000_000
-LOST_QUIETLY = 4096  # spans that wait for a collector; beyond it the newest are dropped
+LOST_QUIETLY = 4096  # spans that wait for a collector; beyond it the oldest are dropped
+CLOSE_S = 3.0  # of a process that is killed soon
 PROPAGATOR = TraceContextTextMapPropagator()
 
 Attributes = dict[str, str | int | float | bool]
@@ -92,9 +94,11 @@ class Tracing:
         self.begin(name, from_s, parent, attributes).end(to_s)
 
     def close(self) -> None:
-        """Tell what is not told yet; the collector has a few seconds."""
+        """Tell what is not told yet; what the collector has not taken in CLOSE_S is lost."""
         if self._provider is not None:
-            self._provider.shutdown()
+            closing = threading.Thread(target=self._provider.shutdown, daemon=True)  # its own wait is of half a minute
+            closing.start()
+            closing.join(CLOSE_S)
 
 
 def _provider(endpoint: str, service: str, instance: str, share: float) -> Any:
