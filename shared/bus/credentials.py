@@ -37,13 +37,10 @@ class Credentials:
     @classmethod
     def found(cls, path: Path, role: BusRole | None) -> Self:
         """The file itself, or the role's of a folder. Raises ConfigError where it is not there or cannot be used."""
-        if path.is_dir():
-            names = [f"{role}{suffix}" for suffix in SUFFIXES]
-            there = [path / name for name in names if (path / name).is_file()]
-            if not there:
-                raise ConfigError(f"{path} has no credentials for the role {role}: no {' or '.join(names)}")
-            path = there[0]
-        found = cls(path)
+        try:
+            found = cls(_of_role(path, role) if path.is_dir() else path)
+        except OSError as error:  # of a folder that is another user's
+            raise ConfigError(f"cannot look for credentials in {path}: {error.strerror}") from error
         found.show("")
         return found
 
@@ -59,6 +56,14 @@ class Credentials:
             raise ConfigError(f"cannot read the credentials {self.path}: {error.strerror}") from error
         except (nkeys.NkeysError, ValueError) as error:
             raise ConfigError(f"{self.path} is no NKey seed and no .creds file") from error
+
+
+def _of_role(folder: Path, role: BusRole | None) -> Path:
+    names = [f"{role}{suffix}" for suffix in SUFFIXES]
+    there = [folder / name for name in names if (folder / name).is_file()]
+    if not there:
+        raise ConfigError(f"{folder} has no credentials for the role {role}: no {' or '.join(names)}")
+    return there[0]
 
 
 def _after(text: str, line: str) -> str:

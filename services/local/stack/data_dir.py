@@ -108,7 +108,7 @@ class DataDir:
             stack = decode_record(self._stack_file.read_bytes(), StackFile)
         except (FileNotFoundError, NotADirectoryError):
             raise StackError(f"no stack runs in {self.path}; start one with: slackwater up") from None
-        except msgspec.DecodeError as error:
+        except (OSError, msgspec.DecodeError) as error:
             raise StackError(f"{self._stack_file} cannot be read: {error}") from error
         if not self._is_in_use():
             raise StackError(

@@ -191,6 +191,17 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         await Bus.connect(BusAddress("tls://127.0.0.1:1", ca=str(tmp_path / "ca.pem")), "any", SOON_S)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_credentials_of_another_user_are_named(secured: SecuredServer) -> None:
+    address = secured.address(BusRole.OPERATOR)
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(ConfigError, match=r"cannot look for credentials in .*bus: Permission denied"):
+            address.credentials()
+    finally:
+        os.seteuid(0)
+
+
 async def fails_in_time(doing: Awaitable[object]) -> None:
     with pytest.raises((BusError, TimeoutError)):
         await asyncio.wait_for(doing, SOON_S)

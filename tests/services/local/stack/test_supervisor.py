@@ -202,6 +202,17 @@ def test_a_damaged_stack_file_is_named(tmp_path: Path) -> None:
         DataDir(tmp_path).read_stack()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_stack_file_of_another_user_is_named(tmp_path: Path) -> None:
+    DataDir(tmp_path).write_stack(make_stack_file(os.getpid()))
+    os.seteuid(65534)
+    try:
+        with pytest.raises(StackError, match=r"stack\.json cannot be read: .*Permission denied"):
+            DataDir(tmp_path).read_stack()
+    finally:
+        os.seteuid(0)
+
+
 def test_a_grown_log_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "MAX_LOG_BYTES", 10)
     path = tmp_path / "logs" / "gateway.log"
