@@ -226,6 +226,13 @@ def test_services_find_each_other() -> None:
     assert [config["static_configs"][0]["targets"] for config in scrape] == [["gateway:8000"]]
 
 
+def test_the_gateway_ends_before_those_that_its_open_answers_need() -> None:
+    """Compose stops whom others depend on after them, and all else at the same time."""
+    read = read_services({})
+    assert {name for name in ("offline-queue", "executor") if name not in read["gateway"].after} == set()
+    assert float(read["gateway"].environment["SLACKWATER_DRAIN_S"]) < read["gateway"].grace_s
+
+
 def test_what_is_mounted_exists() -> None:
     assert any(service.get("volumes") for service in services.values())
     for name, service in services.items():

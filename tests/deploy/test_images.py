@@ -67,7 +67,7 @@ def test_each_image_is_for_nobody_and_small(built: BuiltImages) -> None:
 
 
 def test_services_run_as_nobody_once_their_health_checks_say_so(stack: ComposedStack) -> None:
-    assert stack.running == ["nats", "predictor", "offline-queue", "executor", "gateway", "profiler"]
+    assert stack.running == ["nats", "predictor", "offline-queue", "executor", "profiler", "gateway"]
     for name in stack.running:
         process = stack.main_process(name)
         assert stack.services[name].build is None or set(process.uids()) | set(process.gids()) == {NOBODY}, name
