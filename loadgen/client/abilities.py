@@ -91,7 +91,7 @@ async def _calibrate(client: OpenAIClient, maker: RequestMaker) -> str | None:
     for num_units in PROBE_UNITS:
         record = RequestRecord(time.perf_counter())
         await client.stream(maker.stream(maker.prompts.sample(num_units, f"probe:{num_units}"), 1), record)
-        if record.not_taken:
+        if record.not_taken or record.timed_out:
             raise ServerError(f"{client.url} takes no request now ({record.error})")
         if record.error is not None:
             return record.error

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from loadgen.client.records import RequestRecord
-from loadgen.client.sse import Chunk, EventParser
+from loadgen.client.sse import NULL, Chunk, EventParser
 from loadgen.errors import ServerError
 from shared.server_url import root_url
 
@@ -84,9 +84,10 @@ class OpenAIClient:
                 else:
                     await self._read_stream(response, record, on_event)
         except (aiohttp.ClientError, *OTHER_FAILURES) as error:
-            why = self._too_late if isinstance(error, TimeoutError) else error
+            record.timed_out = isinstance(error, TimeoutError)
+            why = self._too_late if record.timed_out else error
             record.error = f"{type(error).__name__}: {why}"[:MAX_ERROR_CHARS]
-            is_lost = isinstance(error, aiohttp.ClientConnectionError | OSError) and not isinstance(error, TimeoutError)
+            is_lost = isinstance(error, aiohttp.ClientConnectionError | OSError) and not record.timed_out
             record.disconnected = is_lost and record.status is None
         record.finished_s = time.perf_counter()
 
@@ -169,7 +170,7 @@ def as_type(answer: Any, wanted: type[Answer]) -> Answer:
 
 def _note(chunk: Chunk, record: RequestRecord, now_s: float) -> bool:
     """Write a chunk into the record; whether it ended its choice."""
-    if chunk.error is not None:
+    if chunk.error != NULL:
         record.error = error_message(bytes(chunk.error))
     if chunk.usage is not None:
         record.prompt_tokens = chunk.usage.prompt_tokens

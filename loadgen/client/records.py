@@ -21,6 +21,7 @@ class RequestRecord:
     error: str | None = None
     status: int | None = None  # of the answer, where one has begun
     retry_after_s: float | None = None  # where the server says when to come back
+    timed_out: bool = False  # the answer was not whole in time
     disconnected: bool = False  # there was no connection, or it broke before an answer began
     goes_again: bool = False  # was not taken, and will be sent anew after a pause
 

@@ -6,6 +6,7 @@ import msgspec
 
 DATA = b"data:"
 DONE = b"[DONE]"
+NULL = msgspec.Raw(b"null")
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -16,10 +17,11 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """A chat chunk's news; ``reasoning_content`` is how several servers stream a model's thoughts."""
+    """A chat chunk's news; a model's thoughts are in ``reasoning``, or with some servers in ``reasoning_content``."""
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
 
 
@@ -35,17 +37,18 @@ class Choice(msgspec.Struct, frozen=True):
         """With its text, or with none where that has to wait for the next token's. A stream's first chunk of a chat,
         which has a role, and the last of a choice tell none of their own."""
         delta = self.delta or Delta()
-        if self.text or delta.content or delta.reasoning_content:
+        if self.text or delta.content or delta.reasoning or delta.reasoning_content:
             return True
-        return self.finish_reason is None and delta.role is None and "" in (self.text, delta.content)
+        waits = "" in (self.text, delta.content, delta.reasoning)
+        return self.finish_reason is None and delta.role is None and waits
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One event. ``error`` is set where a server reports a failure inside the stream."""
+    """One event. ``error`` is that of a server which reports a failure inside the stream, in JSON; else ``null``."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = NULL
 
 
 _chunk_decoder = msgspec.json.Decoder(Chunk)

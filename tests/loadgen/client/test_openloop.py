@@ -130,6 +130,24 @@ async def test_a_request_fails_after_its_timeout(server: OpenAIServer) -> None:
     assert loop.records[0].error == "TimeoutError: no whole answer within 0.2 s"
 
 
+async def test_an_error_within_a_stream_is_told_in_the_server_s_words(server: OpenAIServer) -> None:
+    async with OpenAIClient(server.url, 10) as client:
+        maker = await make(server, client)
+        server.breaks_with = "the engine has gone"
+        loop = OpenLoop(client, maker, REQUESTS[:1])
+        await loop.run(time.perf_counter())
+    (record,) = loop.records
+    assert (record.error, record.failed, len(record.token_times_s)) == ("the engine has gone", True, 1)
+
+
+async def test_the_first_token_of_a_model_that_thinks_is_a_thought(server: OpenAIServer) -> None:
+    server.has_completions, server.thinks = False, True
+    async with OpenAIClient(server.url, 10) as client:
+        loop = OpenLoop(client, await make(server, client), [TraceRequest(0.0, 40, 5)])
+        await loop.run(time.perf_counter())
+    assert loop.records[0].ok and len(loop.records[0].token_times_s) == 5
+
+
 async def test_cancelling_closes_the_connections(server: OpenAIServer) -> None:
     async with OpenAIClient(server.url, 10) as client:
         maker = await make(server, client)
@@ -173,6 +191,13 @@ async def test_a_server_that_is_not_there_is_named() -> None:
             await client.models()
         with pytest.raises(ServerError, match=r"cannot reach http://127\.0\.0\.1:1"):
             await probe(client, "tiny", None, None, "salt")
+
+
+async def test_a_server_that_is_slow_at_first_is_not_taken_for_another_kind(server: OpenAIServer) -> None:
+    server.gate.clear()
+    async with OpenAIClient(server.url, 0.2) as client:
+        with pytest.raises(ServerError, match=r"takes no request now \(TimeoutError: no whole answer within 0\.2 s\)"):
+            await make(server, client)
 
 
 async def test_a_server_that_is_away_for_a_moment_is_not_taken_for_another_kind(server: OpenAIServer) -> None:

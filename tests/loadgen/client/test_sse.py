@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.client.sse import Choice, Delta, EventParser
+from loadgen.client.sse import NULL, Choice, Delta, EventParser
 
 STREAM = (
     b": ping\r\n\r\n"
@@ -39,12 +39,15 @@ def test_any_cut_gives_the_same_chunks(cuts: list[int]) -> None:
         (Choice(text="a", finish_reason="stop"), True),
         (Choice(delta=Delta(content="a")), True),
         (Choice(delta=Delta(role="assistant", content="a")), True),
+        (Choice(delta=Delta(reasoning="a")), True),
         (Choice(delta=Delta(reasoning_content="a")), True),
         (Choice(text=""), True),
         (Choice(delta=Delta(content="")), True),
+        (Choice(delta=Delta(reasoning="")), True),
         (Choice(text="", finish_reason="stop"), False),
         (Choice(delta=Delta(content=""), finish_reason="stop"), False),
         (Choice(delta=Delta(role="assistant", content="")), False),
+        (Choice(delta=Delta(role="assistant", reasoning="")), False),
         (Choice(delta=Delta()), False),  # as of a call of a tool
         (Choice(delta=Delta(reasoning_content="")), False),
         (Choice(), False),
@@ -60,6 +63,12 @@ def test_a_stream_is_done_with_its_last_event_and_not_before() -> None:
     assert list(parser.feed(b"data: [DO")) == [] and not parser.done
     assert list(parser.feed(b"NE]")) == [] and not parser.done, "a line ends with its newline"
     assert list(parser.feed(b"\n\n")) == [] and parser.done
+
+
+def test_an_error_is_kept_as_it_came() -> None:
+    stream = b'data: {"error": {"message": "gone"}}\ndata: {"error": "gone"}\ndata: {"error": null}\ndata: {}\n'
+    errors = [chunk.error for chunk in EventParser().feed(stream)]
+    assert [bytes(error) for error in errors[:2]] == [b'{"message": "gone"}', b'"gone"'] and errors[2:] == [NULL, NULL]
 
 
 def test_an_event_that_is_no_chunk_is_an_error() -> None:
