@@ -79,7 +79,7 @@ class StackQuestions:
         except msgspec.DecodeError as error:
             return StackAnswers(unwell=[f"a service of another version answers: {error}"])
         now_s = self._clock.monotonic_s()
-        self._restarts.heard(statuses)
+        self._restarts.heard(statuses, now_s)
         self._heard |= {_process(status): (now_s, status) for status in statuses}
         self._heard = {each: heard for each, heard in self._heard.items() if heard[0] > now_s - SILENT_S}
         processes = [status for _, (_, status) in sorted(self._heard.items())]
