@@ -106,17 +106,19 @@ def write_report(report: Report, json_file: str | None) -> None:
 
 
 def write_result(result: object, json_file: str | None, print_tables: Callable[[Console], None]) -> None:
-    """Tables on stdout and JSON in the file; or JSON on stdout alone. Raises WorkloadError."""
+    """JSON in the file, then tables on stdout, which may be closed by now; or JSON on stdout alone. Raises
+    WorkloadError."""
     text = json_text(result) + "\n"
     if json_file == STANDARD_OUTPUT:
         sys.stdout.write(text)
         return
-    print_tables(Console(soft_wrap=False, highlight=False))
-    if json_file is not None:
-        try:
+    try:
+        if json_file is not None:
             Path(json_file).write_text(text)
-        except OSError as error:
-            raise WorkloadError(f"cannot write {json_file}: {error.strerror}") from error
+    except OSError as error:
+        raise WorkloadError(f"cannot write {json_file}: {error.strerror}") from error
+    finally:
+        print_tables(Console(soft_wrap=False, highlight=False))
 
 
 def did_something(report: Report) -> bool:

@@ -1,8 +1,11 @@
 """Work that Ctrl-C, TERM and a terminal that is closed end in order."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
+import stat
 from collections.abc import Awaitable
 
 logger = logging.getLogger(__name__)
@@ -15,7 +18,8 @@ def stopping_signals() -> list[signal.Signals]:
 
 
 async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
-    """To the end, or cancelled by one of the signals, which is returned. A second signal ends the process at once."""
+    """To the end, or cancelled by one of the signals, which is returned. A second signal ends the process at once. What
+    is printed behind it may be printed though the terminal has ended."""
     running = asyncio.current_task()
     assert running is not None
     loop = asyncio.get_running_loop()
@@ -43,4 +47,16 @@ async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
         running.uncancel()
     finally:
         forget()
+        let_go_of_terminal()
     return stopped_by
+
+
+def let_go_of_terminal() -> None:
+    """Standard output and error, where they are a terminal that has ended, are nowhere from now on: it refuses what is
+    written. Such a terminal is a character device, and says that it is no terminal."""
+    for output in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, output)
+                os.close(nowhere)

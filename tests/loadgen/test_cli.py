@@ -146,6 +146,43 @@ async def test_a_signal_cancels_the_batch_and_reports_what_there_is(
     assert [batch["status"] for batch in server.batches.values()] == ["cancelled"]
 
 
+@pytest.mark.parametrize(("hung_up", "status"), [(True, 129), (False, 0)])
+async def test_the_report_is_kept_whatever_becomes_of_the_terminal(
+    server: OpenAIServer, trace_file: Path, tmp_path: Path, hung_up: bool, status: int
+) -> None:
+    """Who leaves a job behind in the background has no hang-up sent to it."""
+    terminal, inside = os.openpty()
+    output, json_file = Path(os.ttyname(inside)), tmp_path / "report.json"
+    files = ("--online", str(trace_file), "--json", str(json_file))
+    arguments = ("replay", "--url", server.url, *files, "--duration", "60" if hung_up else "0.5")
+    program = Program("loadgen", *arguments, stdout=output, stderr=output)
+    os.close(inside)
+    await server.until(lambda: len(server.trace_bodies) >= 5)
+    os.close(terminal)
+    if hung_up:
+        program.send_signal(signal.SIGHUP)
+    try:
+        assert await asyncio.to_thread(program.wait, WAIT_S) == status
+    finally:
+        program.kill()
+    assert json.loads(json_file.read_text())["partial"] is hung_up
+
+
+async def test_json_is_written_though_nobody_reads_the_table(
+    server: OpenAIServer, trace_file: Path, tmp_path: Path
+) -> None:
+    pipe, json_file = tmp_path / "stdout", tmp_path / "report.json"
+    os.mkfifo(pipe)
+    arguments = ("--url", server.url, "--online", str(trace_file), "--duration", "0.5", "--json", str(json_file))
+    program = Program("loadgen", "replay", *arguments, stdout=pipe, stderr=Path(os.devnull))
+    try:
+        os.close(await asyncio.to_thread(os.open, pipe, os.O_RDONLY))
+        await asyncio.to_thread(program.wait, WAIT_S)
+    finally:
+        program.kill()
+    assert json.loads(json_file.read_text())["online"]["completed"] == 20
+
+
 async def test_a_server_that_refuses_a_later_phase_leaves_what_was_measured(
     replay: StartReplay, server: OpenAIServer, trace_file: Path, prompt_file: Path, tmp_path: Path
 ) -> None:
