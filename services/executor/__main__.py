@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService
@@ -16,7 +17,7 @@ from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.clock import SystemClock
 from shared.errors import SlackwaterError
-from shared.process.service import configure_logging, run_service
+from shared.process.service import STOP_SIGNALS, configure_logging, run_service
 from shared.replica.engine import Engine
 from shared.settings import config
 from shared.text.tokenizer import Tokenizer
@@ -31,12 +32,19 @@ def main() -> int:
         settings = config.load(ExecutorSettings, "executor")
         tokenizer = Tokenizer.from_folder(Path(settings.model_path))
         configure_logging(settings.log_level)  # loading takes a while, and has much to say
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # and Python would wait for the thread that loads
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, _end_at_once)
         engine = load_engine(settings)
     except SlackwaterError as error:
         print(f"executor: {error}", file=sys.stderr)
         return 2
     return serve(settings, engine, tokenizer)
+
+
+def _end_at_once(signum: int, _: FrameType | None) -> None:
+    """Of a process that loads: Python would wait for the thread that does. A container's first process gets no signal
+    that it does not handle."""
+    os._exit(128 + signum)
 
 
 def serve(settings: ExecutorSettings, engine: Engine, tokenizer: Tokenizer) -> int:

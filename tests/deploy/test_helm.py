@@ -4,12 +4,15 @@ import json
 import os
 import posixpath
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -35,6 +38,7 @@ from tests.deploy.chart import (
     rendered,
     values_of,
 )
+from tests.services.gateway.gateway_rig import wait_until
 
 helm_python = pytest.importorskip("helm_python")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -563,6 +567,28 @@ def test_what_prepares_a_model_leaves_a_link_that_others_wait_for(tmp_path: Path
         command = [word.replace("/tmp/", f"{tmp_path}/") for word in init["command"]]
         subprocess.run(command, env=environment(init) | folders | search, check=True, timeout=60)
         assert path.readlink() == model_folder.resolve()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="no namespace of processes can be made")
+@pytest.mark.parametrize("volume", ["claim", "emptyDir"])
+def test_a_pod_that_waits_for_its_model_ends_when_it_is_told_to(volume: str, tmp_path: Path) -> None:
+    """As the first process, which gets no signal that it does not handle; the pod would last for its grace period."""
+    for_ever = tmp_path / "python"
+    for_ever.write_text("#!/bin/sh\nexec sleep 1000\n")
+    for_ever.chmod(0o755)
+    objects = render({"model": {"volume": {"type": volume}}})
+    init = next(containers(one(objects, "Deployment", "slackwater-gateway")))
+    command = [word.replace("/tmp/", f"{tmp_path}/") for word in init["command"]]
+    first = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command)
+    environ = environment(init) | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen(first, env=environ) as unshare:
+        try:
+            waiting = psutil.Process(unshare.pid)
+            wait_until(lambda: "sleep" in {each.name() for each in waiting.children(True)}, "it does not wait")
+            waiting.children()[0].terminate()
+            assert unshare.wait(10) == 128 + signal.SIGTERM
+        finally:
+            unshare.kill()
 
 
 def test_what_the_chart_names_is_there() -> None:

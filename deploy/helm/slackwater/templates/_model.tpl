@@ -122,8 +122,10 @@
     - sh
     - -ec
     - |
+      trap 'exit 143' TERM # the first process gets no signal that it does not handle
       python -m services.executor.prepare_model --model "$MODEL" --engine "$ENGINE" \
-        --lora-modules "${SLACKWATER_LORA_MODULES:-}" > /tmp/folder
+        --lora-modules "${SLACKWATER_LORA_MODULES:-}" > /tmp/folder &
+      wait $!
       folder=$(tail -n 1 /tmp/folder)
       test "$(readlink "$SLACKWATER_MODEL_PATH")" = "$folder" || ln -sfn "$folder" "$SLACKWATER_MODEL_PATH"
   env:
@@ -158,7 +160,12 @@
 {{- define "slackwater.model.wait" -}}
 - name: wait-for-model{{ .suffix }}
   {{- include "slackwater.image" (dict "root" .root "name" .image) | nindent 2 }}
-  command: [sh, -c, 'until test -e "$SLACKWATER_MODEL_PATH/config.json"; do sleep 2; done']
+  command:
+    - sh
+    - -c
+    - |
+      trap 'exit 143' TERM # the first process gets no signal that it does not handle
+      until test -e "$SLACKWATER_MODEL_PATH/config.json"; do sleep 2; done
   env:
     {{- include "slackwater.model.env" .model | nindent 4 }}
   volumeMounts:
