@@ -16,7 +16,7 @@ from loadgen.client.openai_client import OpenAIClient, as_type
 from loadgen.client.openloop import sleep_until
 from loadgen.client.patience import PATIENCE_S
 from loadgen.client.sse import Usage
-from loadgen.errors import ServerError
+from loadgen.errors import ServerError, WorkloadError
 from loadgen.offline.bodies import (
     OfflineMaker,
     Tell,
@@ -67,6 +67,7 @@ class _Progress:
     time_s: float
     completed: int = 0
     failed: int = 0
+    is_over: bool = False  # no batch goes on
     input_tokens: int | None = 0
     output_tokens: int | None = 0
     generated: Reading | None = None
@@ -90,6 +91,7 @@ class OfflineBatch:
         in the backlog's proportion, or that of the requests that ended; where it has none, as requests end."""
         self.batches: list[Batch] = []
         self.failures: list[str] = []  # what failed lines say, once it has stopped
+        self.cut_short: list[str] = []  # batches that the server ended within the window, before they were done
         self._input_ids: list[str] = []
         self._client = client
         self._lines = batch_lines(maker, prompts)
@@ -102,11 +104,15 @@ class OfflineBatch:
         self._created = self._first = self._last = _Progress(time.perf_counter())
 
     async def start(self) -> None:
-        """Upload and create; returns once no batch is in validation. Raises ServerError when one is refused."""
+        """Upload and create; returns once no batch is in validation. Raises ServerError when one is refused, and
+        WorkloadError when its input cannot be written."""
         self._created = self._first = self._last = _Progress(time.perf_counter())
-        with tempfile.TemporaryDirectory(prefix="replay-") as folder:
-            for path in await asyncio.to_thread(write_files, self._lines, Path(folder)):
-                await _to_its_end(self._create(path))
+        try:
+            with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+                for path in await asyncio.to_thread(write_files, self._lines, Path(folder)):
+                    await _to_its_end(self._create(path))
+        except OSError as error:
+            raise WorkloadError(f"cannot write the backlog's batches where TMPDIR is: {error.strerror}") from error
         await self._poll_until(lambda: all(batch.status != "validating" for batch in self.batches), POLL_S / 4)
         for batch in self.batches:
             if batch.status == "failed":
@@ -119,7 +125,7 @@ class OfflineBatch:
         self.batches.append(as_type(await self._client.post_json("/v1/batches", wanted), Batch))
 
     async def run(self, start_s: float, end_s: float) -> None:
-        """Watch until ``end_s`` or until all have a result; what is done by ``start_s`` counts from creation."""
+        """Watch until ``end_s`` or until no batch goes on; where that is so by ``start_s``, it counts from creation."""
         await sleep_until(start_s)
         self._last = await self._try_poll() or self._created
         if not self._is_exhausted:
@@ -129,16 +135,21 @@ class OfflineBatch:
             next_s = min(end_s, next_s + POLL_S)
             await sleep_until(next_s)
             self._last = await self._try_poll() or self._last
+        ended = [batch for batch in self.batches if batch.ended and batch.status != "completed"]
+        self.cut_short = [f"batch {batch.id} ended before all of it was done: {batch.status}" for batch in ended]
 
     async def stop(self, drain: bool) -> None:
         """Cancel what has not ended and wait until the server has let go of it; or with ``drain``, wait for the end.
         Then delete the files, but for the answers that were waited for. Raises ServerError."""
         if drain or self._is_exhausted:
             await self._poll_until(self._ended, POLL_S)
-            await self._count_outputs()
+            try:
+                await self._count_outputs()
+            finally:
+                await self._clear_files(with_answers=not drain)
         else:
             await self._cancel()
-        await self._clear_files(with_answers=not drain)
+            await self._clear_files(with_answers=True)
 
     def report(self) -> OfflineReport:
         """Differences of the two ends of the run."""
@@ -163,7 +174,7 @@ class OfflineBatch:
 
     @property
     def _is_exhausted(self) -> bool:
-        return self._last.ended >= self._backlog
+        return self._last.is_over or self._last.ended >= self._backlog
 
     async def _cancel(self) -> None:
         heard_s = time.perf_counter()
@@ -248,6 +259,7 @@ class OfflineBatch:
             time.perf_counter(),
             sum(count.completed for count in counts),
             sum(count.failed for count in counts),
+            self._ended(),
             sum(usage.input_tokens for usage in usages) if whole else None,
             sum(usage.output_tokens for usage in usages) if whole else None,
             await read_counter(self._client, GENERATED_METRIC) if self._by_counter else None,

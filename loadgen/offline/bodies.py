@@ -146,9 +146,24 @@ def output_failures(content: bytes) -> Iterator[str]:
         raise ServerError(f"the batch's error file is not OpenAI's: {error}") from error
 
 
+class _Answer(msgspec.Struct, frozen=True):
+    usage: Usage | None = None
+
+
+class _Answered(msgspec.Struct, frozen=True):
+    body: _Answer | None = None
+
+
+class _AnswerLine(msgspec.Struct, frozen=True):
+    response: _Answered | None = None
+
+
 def output_usages(content: bytes) -> Iterator[Usage]:
-    """The usage of each answer in a batch's output file."""
-    for line in content.splitlines():
-        body = (msgspec.json.decode(line).get("response") or {}).get("body") or {}
-        if isinstance(body.get("usage"), dict):
-            yield msgspec.convert(body["usage"], Usage)
+    """The usage of each answer in a batch's output file. Raises ServerError."""
+    try:
+        for line in content.splitlines():
+            response = msgspec.json.decode(line, type=_AnswerLine).response
+            if response is not None and response.body is not None and response.body.usage is not None:
+                yield response.body.usage
+    except msgspec.DecodeError as error:
+        raise ServerError(f"the batch's output file is not OpenAI's: {error}") from error

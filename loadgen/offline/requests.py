@@ -44,7 +44,9 @@ class OfflineRequests:
         """Nothing waits on the server before the run."""
 
     async def run(self, start_s: float, end_s: float) -> None:
-        """Keep the workers busy from now until ``end_s`` or until the backlog is done."""
+        """Keep the workers busy from now until ``end_s`` or until the backlog is done; where it is done by ``start_s``,
+        it counts from now."""
+        begun_s = time.perf_counter()
         self._start_s, self._end_s = start_s, end_s
         self._workers = asyncio.create_task(self._work_all())
         window = asyncio.create_task(sleep_until(end_s))
@@ -56,6 +58,9 @@ class OfflineRequests:
         if self._workers.done():
             await self._workers
             self._is_exhausted = True
+        if self._end_s < start_s:
+            self._start_s = begun_s
+            await sleep_until(start_s)
 
     async def stop(self, drain: bool) -> None:
         """Close the connections of what is under way; a server stops work whose client is gone."""

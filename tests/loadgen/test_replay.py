@@ -323,6 +323,22 @@ async def test_drain_lets_the_batch_finish(plan: ReplayPlan, server: OpenAIServe
     assert (batch["status"], batch["done"]) == ("completed", 150)
 
 
+async def test_a_batch_that_the_server_ends_is_told_of(plan: ReplayPlan, server: OpenAIServer) -> None:
+    class Expiring(NoProgress):
+        def offline(self, done: int, backlog: int) -> None:
+            if done:
+                (batch,) = server.batches.values()
+                batch["status"] = "expired"
+
+    async with OpenAIClient(server.url, 10) as client:
+        replay = Replay(replace(plan, requests=[], scaling=Scaling(duration_s=30.0)), client, Expiring())
+        await replay.prepare_and_run()
+    notes = replay.report(partial=False).notes
+    (batch_id,) = server.batches
+    assert f"replay: batch {batch_id} ended before all of it was done: expired" in notes
+    assert any("the backlog ran out after" in note for note in notes)
+
+
 async def test_no_files_stay_but_answers_that_were_waited_for(plan: ReplayPlan, server: OpenAIServer) -> None:
     await run(replace(plan, baseline=True), server)
     assert [batch["status"] for batch in server.batches.values()] == ["cancelled"] * 2

@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from loadgen.client.abilities import COMPLETIONS, Abilities, RequestMaker
 from loadgen.client.openai_client import OpenAIClient
-from loadgen.errors import ServerError
+from loadgen.errors import ServerError, WorkloadError
 from loadgen.offline.batch import OfflineBatch
 from loadgen.offline.bodies import OfflineMaker
 from loadgen.report.report import OfflineReport
@@ -88,6 +90,37 @@ async def test_a_batch_that_the_server_refuses_is_an_error(server: OpenAIServer,
     server.refuses_batches = True
     with pytest.raises(ServerError, match=r'was refused: {"data":.*no such model'):
         await batch_of(client).start()
+
+
+async def test_an_input_that_cannot_be_written_is_an_error(
+    client: OpenAIClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    batch = batch_of(client)
+    with pytest.raises(WorkloadError, match=r"cannot write the backlog's batches .* No such file or directory"):
+        await batch.start()
+    await batch.stop(drain=False)
+
+
+async def test_a_batch_that_the_server_ends_is_over(server: OpenAIServer, client: OpenAIClient) -> None:
+    """Its rates are not over what is left of the window."""
+    server.batch_lines_done = 0
+    told = Told(server, 0, 8)
+
+    def expire(ended: int, backlog: int) -> None:
+        told(ended, backlog)
+        if ended:
+            (expiring,) = server.batches.values()
+            expiring["status"] = "expired"
+
+    batch = batch_of(client, tell=expire)
+    await batch.start()
+    report = await watched(batch, LONG_S)
+    ((batch_id, _),) = server.batches.items()
+    assert (report.completed, report.exhausted) == (8, True) and report.elapsed_s < LONG_S / 2
+    assert batch.cut_short == [f"batch {batch_id} ended before all of it was done: expired"]
+    await batch.stop(drain=False)
+    assert not server.cancels and len(batch.cut_short) == 1
 
 
 async def test_what_is_counted_is_done_between_the_ends_of_the_window(

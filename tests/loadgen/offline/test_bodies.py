@@ -194,3 +194,6 @@ def test_an_output_file_says_what_answers_used() -> None:
     lines += [{"response": None}, {}, {"response": {"body": {"usage": {"completion_tokens": 3}}}}]
     content = b"\n".join(map(msgspec.json.encode, lines))
     assert list(output_usages(content)) == [Usage(4, 2), Usage(0, 3)]
+    for torn in (b"\n<html>", b'\n{"response": "none"}'):
+        with pytest.raises(ServerError, match="the batch's output file is not OpenAI's"):
+            list(output_usages(content + torn))

@@ -96,6 +96,19 @@ async def test_what_is_under_way_at_the_end_is_waited_for_or_let_go(
         await server.until(lambda: server.num_active == 0)
 
 
+async def test_a_backlog_that_is_done_before_the_window_counts_from_its_beginning(
+    server: OpenAIServer, client: OpenAIClient
+) -> None:
+    offline = requests_of(client)
+    start_s = time.perf_counter() + 1.0
+    await offline.run(start_s, start_s + LONG_S)
+    assert time.perf_counter() >= start_s, "a window that has not begun has nothing in it"
+    report = offline.report()
+    assert (report.completed, report.exhausted) == (9, True)
+    assert 0 < report.elapsed_s < 1.0 and report.requests_per_s == pytest.approx(9 / report.elapsed_s)
+    assert report.output_tokens_per_s == pytest.approx(2 * report.requests_per_s)
+
+
 async def test_what_goes_wrong_in_its_making_is_an_error(server: OpenAIServer, client: OpenAIClient) -> None:
     def fail(done: int, backlog: int) -> None:
         raise LookupError
