@@ -18,6 +18,7 @@ from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace
 
 STANDARD_OUTPUT = "-"
+MAX_TIMEOUT_S = 604_800.0  # a week; no timer is endless
 
 
 def _writable(value: str | None) -> str | None:
@@ -84,8 +85,8 @@ class WorkloadOptions:
             requests=scaling.apply(read_trace(self.online)) if self.online else [],
             prompts=load_backlog(self.offline, self.offline_limit, self.offline_max_tokens) if self.offline else [],
             scaling=scaling,
-            trace=str(self.online) if self.online else None,
-            prompt_file=str(self.offline) if self.offline else None,
+            trace=_shown(self.online) if self.online else None,
+            prompt_file=_shown(self.offline) if self.offline else None,
             model=model,
             model_path=self.model_path,
             filler=read_filler(self.filler) if self.filler else None,
@@ -127,7 +128,9 @@ class SendingOptions:
 
     model: Annotated[str | None, typer.Option(help="One of the server's; default its first.")] = None
     duration: Annotated[float, typer.Option(help="Seconds that the replay lasts.")] = 120.0
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds after which a request has failed.")] = 600.0
+    timeout: Annotated[
+        float, typer.Option(min=0.001, max=MAX_TIMEOUT_S, help="Seconds after which a request has failed.")
+    ] = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,11 @@ class ReportOptions:
             "offline_only_share": self.offline_only_share,
             "drain": self.drain,
         }
+
+
+def _shown(path: Path) -> str:
+    """As text, also where its name is not UTF-8."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

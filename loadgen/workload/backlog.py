@@ -21,8 +21,14 @@ CHOICE_MAX_TOKENS = 1  # a multiple-choice prompt ends with "Answer:", and the l
 class Lengths(msgspec.Struct, frozen=True):
     """A row of a file of lengths."""
 
-    num_prefill_tokens: int
-    num_decode_tokens: int
+    num_prefill_tokens: Count
+    num_decode_tokens: Count
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """A row, or a batch line's body, that has messages."""
+
+    messages: tuple[dict[str, Any], ...]
 
 
 class MaxTokens(msgspec.Struct, frozen=True):
@@ -86,8 +92,9 @@ def _read_jsonl(path: Path) -> Iterator[OfflinePrompt]:
 def _from_object(row: dict[str, Any]) -> OfflinePrompt:
     if isinstance(row.get("body"), dict):
         return _from_batch_line(row)
-    if isinstance(messages := row.get("messages"), list):
-        return OfflinePrompt(_max_tokens(row, DEFAULT_MAX_TOKENS), messages=tuple(messages))
+    if isinstance(row.get("messages"), list):
+        messages = msgspec.convert(row, Conversation).messages
+        return OfflinePrompt(_max_tokens(row, DEFAULT_MAX_TOKENS), messages=messages)
     field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str)), None)
     if field is None:
         raise ValueError(f"no prompt: one of {', '.join(PROMPT_FIELDS)}, messages, or a batch line's body is needed")
@@ -100,6 +107,8 @@ def _from_batch_line(row: dict[str, Any]) -> OfflinePrompt:
     if row.get("url") not in ENDPOINTS:
         raise ValueError(f"url must be one of {', '.join(ENDPOINTS)}, not {row.get('url')!r}")
     body = row["body"]
+    if isinstance(body.get("messages"), list):
+        msgspec.convert(body, Conversation)
     return OfflinePrompt(_max_tokens(body, DEFAULT_MAX_TOKENS), endpoint=row["url"], body=body)
 
 

@@ -21,7 +21,9 @@ GZIP_MAGIC = b"\x1f\x8b"
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
     """The file as UTF-8 text with line ends kept as they are; gzip is recognised by its first bytes. Raises TraceError
-    when the file is not there, is not readable, or is not UTF-8 or gzip inside."""
+    when the file is not there, is not readable, is a pipe, or is not UTF-8 or gzip inside."""
+    if path.is_fifo():
+        raise TraceError(f"{path}: a pipe cannot be read twice, as it has to be: write it to a file")
     try:
         with path.open("rb") as raw:
             is_gzip = raw.read(2) == GZIP_MAGIC

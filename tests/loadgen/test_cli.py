@@ -214,6 +214,21 @@ async def test_a_signal_during_a_stall_counts_the_unfinished(
     assert report["online"]["unfinished"] >= 3
 
 
+async def test_a_file_s_name_need_not_be_utf_8(replay: StartReplay, server: OpenAIServer, trace_file: Path) -> None:
+    named = os.fsdecode(os.fsencode(trace_file.parent) + b"/tr\xe4ce.csv")
+    await asyncio.to_thread(trace_file.rename, named)
+    process = replay("--url", server.url, "--online", named, "--duration", "0.5", "--json", "-")
+    out, err = await process.ended()
+    assert process.returncode == 0, err
+    assert json.loads(out)["run"]["trace"] == f"{trace_file.parent}/tr\N{REPLACEMENT CHARACTER}ce.csv"
+
+
+async def test_a_timeout_that_no_timer_takes_is_refused(replay: StartReplay, trace_file: Path) -> None:
+    process = replay("--online", str(trace_file), "--timeout", "inf")
+    _, err = await process.ended()
+    assert process.returncode == 2 and "--timeout" in err and "Traceback" not in err
+
+
 async def test_nothing_done_is_status_1(replay: StartReplay, server: OpenAIServer, trace_file: Path) -> None:
     server.fail_with = 503
     process = replay("--url", server.url, "--online", str(trace_file), "--duration", "0.5")

@@ -160,6 +160,9 @@ def test_the_mark_is_in_front_of_every_text() -> None:
             ["num_prefill_tokens,num_decode_tokens", "a,b"],
             "line 2: Expected `int`, got `str` - at `$.num_pre",
         ),
+        (["num_prefill_tokens,num_decode_tokens", "7,-2"], "line 2: Expected `int` >= 0 - at `$.num_decode_tokens`"),
+        ([{"messages": ["hi"]}], "line 1: Expected `object`, got `str` - at `$.messages[0]`"),
+        ([BATCH_LINE | {"body": {"messages": ["hi"]}}], "line 1: Expected `object`, got `str` - at `$.messages[0]`"),
     ],
 )
 def test_bad_files_name_file_and_line(tmp_path: Path, rows: list[object], message: str) -> None:

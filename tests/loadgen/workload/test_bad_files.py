@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_times_at_the_edges_of_what_is_one_are_read(
     path = tmp_path / "trace.csv"
     path.write_bytes(HEADER + first + b",1,1\n" + second + b",2,3\n")
     assert list(read_trace(path)) == [TraceRequest(0.0, 1, 1), TraceRequest(later_s, 2, 3)]
+
+
+def test_a_pipe_is_refused_in_words(tmp_path: Path) -> None:
+    """As of a shell's ``<(...)``; what is read of it first is gone."""
+    reading, writing = os.pipe()
+    os.write(writing, AZURE)
+    os.close(writing)
+    try:
+        with pytest.raises(TraceError, match="a pipe cannot be read twice"):
+            list(read_trace(Path(f"/dev/fd/{reading}")))
+    finally:
+        os.close(reading)
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
