@@ -17,7 +17,7 @@ import msgspec
 from loadgen.client.records import RequestRecord
 from loadgen.client.sse import NULL, Chunk, EventParser
 from loadgen.errors import ServerError
-from shared.server_url import root_url
+from shared.server_url import root_url, without_credentials
 
 CONTROL_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 600.0
@@ -52,10 +52,11 @@ class StreamRequest:
 
 
 class OpenAIClient:
-    """Connections to one server, as many as there are requests under way."""
+    """Connections to one server, as many as there are requests under way. ``url`` is its address as it may be shown."""
 
     def __init__(self, url: str, timeout_s: float, api_key: str | None = None) -> None:
-        self.url = root_url(url)
+        self._root = root_url(url)
+        self.url = without_credentials(self._root)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=None)
         self._too_late = f"no whole answer within {timeout_s:g} s"
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -76,7 +77,7 @@ class OpenAIClient:
         record.sent_s = time.perf_counter()
         try:
             async with self._session.post(
-                self.url + request.path, data=request.body, headers=self._headers, timeout=self._timeout
+                self._root + request.path, data=request.body, headers=self._headers, timeout=self._timeout
             ) as response:
                 record.status, record.retry_after_s = response.status, _retry_after_s(response)
                 if response.status != 200:
@@ -148,7 +149,7 @@ class OpenAIClient:
     async def _request(self, method: str, path: str, **options: Any) -> bytes:
         options.setdefault("timeout", aiohttp.ClientTimeout(CONTROL_TIMEOUT_S))
         try:
-            async with self._session.request(method, self.url + path, **options) as response:
+            async with self._session.request(method, self._root + path, **options) as response:
                 body = await response.read()
         except (aiohttp.ClientError, *OTHER_FAILURES) as error:
             is_unclear = isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError)  # says the URL alone

@@ -193,6 +193,14 @@ async def test_a_server_that_is_not_there_is_named() -> None:
             await probe(client, "tiny", None, None, "salt")
 
 
+async def test_a_password_in_the_address_is_used_and_not_shown(server: OpenAIServer) -> None:
+    async with OpenAIClient(server.url.replace("://", "://ann:secret@"), 10) as client:
+        assert client.url == server.url and [card.id for card in await client.models()] == ["tiny"]
+        with pytest.raises(ServerError) as refused:
+            await client.get_json("/nowhere")
+    assert "answered 404" in str(refused.value) and "secret" not in str(refused.value)
+
+
 async def test_a_server_that_is_slow_at_first_is_not_taken_for_another_kind(server: OpenAIServer) -> None:
     server.gate.clear()
     async with OpenAIClient(server.url, 0.2) as client:
