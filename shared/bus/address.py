@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from shared.errors import ConfigError
 
 CA_FILE = "ca.pem"  # beside credentials: whom they take for the server, where nothing else is said
 TLS = "tls://"
+LOGIN = re.compile("//.*@")
 WEBSOCKETS = ("ws://", "wss://")
 
 
@@ -41,6 +43,11 @@ class BusAddress(msgspec.Struct, frozen=True):
         return [each.strip() for each in self.url.split(",") if each.strip()]
 
     @property
+    def shown(self) -> str:
+        """For logs: without the user and password, or the token, that a URL may have."""
+        return ",".join(map(without_login, self.servers))
+
+    @property
     def is_cluster(self) -> bool:
         """Whether there is another server to go to: several are named, or are asked to keep copies behind one name."""
         return len(self.servers) > 1 or self.replicas > 1
@@ -54,7 +61,8 @@ class BusAddress(msgspec.Struct, frozen=True):
         """Raises ConfigError for an address whose servers nobody here could speak to."""
         for each in self.servers:
             if each.startswith(WEBSOCKETS):
-                raise ConfigError(f"the bus {each} is one of WebSockets; write its nats:// or tls:// address")
+                shown = without_login(each)
+                raise ConfigError(f"the bus {shown} is one of WebSockets; write its nats:// or tls:// address")
 
     def credentials(self) -> Credentials | None:
         """None where none are given. Raises ConfigError where there are none for the role."""
@@ -80,3 +88,7 @@ class BusAddress(msgspec.Struct, frozen=True):
         creds = Path(self.creds).expanduser()
         beside = (creds if creds.is_dir() else creds.parent) / CA_FILE
         return beside if beside.is_file() else None
+
+
+def without_login(url: str) -> str:
+    return LOGIN.sub("//", url)

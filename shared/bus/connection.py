@@ -202,13 +202,13 @@ class Connection:
 
         async def on_disconnect() -> None:
             if not client.is_closed and not client.is_draining:
-                logger.warning("bus connection lost, reconnecting", extra={"url": url})
+                logger.warning("bus connection lost, reconnecting", extra={"url": address.shown})
 
         async def on_reconnect() -> None:
             connection.reconnects += 1
             for tell in list(connection._on_reconnect):
                 tell()
-            logger.warning("bus connection restored", extra={"url": url})
+            logger.warning("bus connection restored", extra={"url": address.shown})
 
         async def on_closed() -> None:
             connection._closed.set()
@@ -384,8 +384,8 @@ def _why_not(address: BusAddress, name: str, error: str) -> str:
     """Nobody could be connected, and what to look at."""
     if _is_not_let_in(error):
         as_whom = f"{name} with {address.creds}" if address.creds else f"{name}, which has no credentials"
-        return f"the NATS server at {address.url} does not let in {as_whom}: check --nats-creds"
-    return f"no NATS server answers at {address.url} ({error}); start one or check --nats"
+        return f"the NATS server at {address.shown} does not let in {as_whom}: check --nats-creds"
+    return f"no NATS server answers at {address.shown} ({error}); start one or check --nats"
 
 
 def _is_not_let_in(error: str) -> bool:

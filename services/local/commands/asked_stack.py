@@ -104,7 +104,7 @@ class StackOnBus:
             own |= {"url": stack.http_url, "model": stack.model, "ready": stack.ready}
             own["processes"] = supervised(report.status.processes, stack)
         elif not report.status.processes:
-            raise StackError(f"no service answers on {address.url}")
+            raise StackError(f"no service answers on {address.shown}")
         return msgspec.structs.replace(report, status=msgspec.structs.replace(report.status, **own))
 
     async def set_draining(self, executor_id: str, draining: bool) -> Heartbeat:

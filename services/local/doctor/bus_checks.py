@@ -56,7 +56,7 @@ def _access(address: BusAddress) -> list[Check]:
     remedy = "slackwater bus init FOLDER, and see docs/guides/bus_security.md"
     if not address.is_encrypted:
         local = all(is_loopback(urlsplit(each).hostname or "") for each in address.servers)
-        found = f"{address.url} is not encrypted"
+        found = f"{address.shown} is not encrypted"
         return [
             ok("bus-access", f"{found}, and of this machine alone") if local else warning("bus-access", found, remedy)
         ]

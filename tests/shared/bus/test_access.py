@@ -27,6 +27,7 @@ from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.offline.batches import BatchRecord
 from tests.conftest import running_nats, wait_for_port
+from tests.shared.bus.servers import running, until
 
 WORK = subjects.of_model("m")  # what is stored is of this model
 
@@ -301,3 +302,22 @@ def test_a_process_on_the_bus_loads_no_http_client() -> None:
     """nats-py would, for its WebSockets; who wants one has it all the same."""
     program = "import sys, shared.bus, nats; assert 'aiohttp' not in sys.modules; from aiohttp import ClientSession"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("login", ["bob:hunter2@", "hunter2@"])
+async def test_what_a_url_lets_in_with_is_in_no_log_and_no_error(
+    login: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running("nats-server", tmp_path) as server:
+        address = BusAddress(server.url.replace("//", f"//{login}"))
+        bus = await Bus.connect(address, "test")
+        server.kill()
+        await until(lambda: "connection lost" in caplog.text)
+        server.start()
+        await bus.wait_reconnected(0, 60.0)
+        await bus.close()
+    with pytest.raises(BusError) as raised:
+        await Bus.connect(address, "test", timeout_s=0.1)
+    urls = [vars(record)["url"] for record in caplog.records if "url" in vars(record)]
+    assert urls == [server.url, server.url]
+    assert server.url in str(raised.value) and "hunter2" not in str(raised.value)
