@@ -4,9 +4,11 @@ What a program does from its first line on is as under ``python -m``: its argume
 """
 
 import contextlib
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
+import resource
 import runpy
 import signal
 import subprocess
@@ -85,6 +87,19 @@ def stand_still(pid: int) -> None:
     while process.status() != psutil.STATUS_STOPPED:
         assert time.monotonic() < until_s, f"process {pid} goes on"
         time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def no_more_files(pid: int) -> Iterator[None]:
+    """The process can open none beside those that it has; Linux only."""
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    taken = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    first_free = next(number for number in itertools.count() if number not in taken)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
 @contextlib.contextmanager

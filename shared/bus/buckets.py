@@ -178,11 +178,19 @@ class Bucket(Generic[T]):
 
     async def _newest(self, key: str) -> Raw:
         """Raises NotFoundOnBusError."""
-        with failing_as(f"get {key}"):
+
+        async def read() -> KeyValue.Entry | None:
             try:
-                entry = await self._kv.get(key)
-            except (nats.js.errors.KeyNotFoundError, nats.js.errors.KeyDeletedError) as error:
-                raise NotFoundOnBusError(key) from error
+                return await self._kv.get(key)
+            except nats.js.errors.KeyNotFoundError as error:
+                if error.entry is None:
+                    raise
+                return None  # the newest is its deletion
+
+        with failing_as(f"get {key}"):
+            entry = await self._streams.newest(self._stream, self._prefix + key, read)
+        if entry is None:
+            raise NotFoundOnBusError(key)
         return Raw(entry.value or b"", self._prefix + key, entry.revision or 0, {}, 0.0)
 
     def _entry(self, raw: Raw) -> Entry[T]:

@@ -8,6 +8,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import BinaryIO
 
 import msgspec
@@ -101,10 +102,10 @@ class Objects:
 
     async def _describe(self, name: str) -> ObjectInfo:
         with failing_as(f"get object {name}"):
-            try:
-                return await self._store.get_info(name)
-            except NO_OBJECT as error:
-                raise NotFoundOnBusError(name) from error
+            info = await self._streams.newest(STREAM, _description_of(name), partial(self._store.get_info, name, True))
+        if info is None or info.deleted:
+            raise NotFoundOnBusError(name)
+        return info
 
 
 class GrowingObject:
@@ -159,8 +160,8 @@ class GrowingObject:
             digest=f"SHA-256={base64.urlsafe_b64encode(self._hash.digest()).decode()}",
             options=ObjectMetaOptions(max_chunk_size=PIECE_BYTES),
         )
-        subject = DESCRIPTIONS + base64.urlsafe_b64encode(self.name.encode()).decode()
-        await self._streams.store_raw(subject, encode_record(info.as_dict()), {Header.ROLLUP.value: "sub"})
+        description = encode_record(info.as_dict())
+        await self._streams.store_raw(_description_of(self.name), description, {Header.ROLLUP.value: "sub"})
 
     def _count(self, piece: bytes, sequence: int) -> None:
         self.size += len(piece)
@@ -175,6 +176,11 @@ class _Description(msgspec.Struct):
     name: str
     nuid: str = ""
     deleted: bool = False
+
+
+def _description_of(name: str) -> str:
+    """Its subject."""
+    return DESCRIPTIONS + base64.urlsafe_b64encode(name.encode()).decode()
 
 
 def _described(raw: Raw) -> _Description:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,6 +47,7 @@ FETCH_BATCH = 256
 MOST_TRIES = 20  # to have a consumer where it does not lag: of three servers one is right
 SAME_TIME_S = 1e-3  # times of storing are told in different units
 MOST_REFUSALS = 10  # of a consumer, a second apart, for want of room
+UNREADABLE_S = 0.2  # until the server is asked again for what it has and does not give
 DELETE_API = "$JS.API.STREAM.MSG.DELETE"
 INFO_API = "$JS.API.STREAM.INFO"
 
@@ -181,6 +191,17 @@ class Streams(Connection):
                     return
                 yield raw
 
+    async def newest(self, stream: str, subject: str, read: Callable[[], Awaitable[T | None]]) -> T | None:
+        """What ``read`` returns of the subject's newest message; None where there is none. Raises BusError where the
+        server cannot read it, as when it may open no more files: nats-server (2.15) says then that it is not found."""
+        for _ in range(2):  # it may have come in between
+            try:
+                return await read()
+            except nats.js.errors.NotFoundError:
+                if subject not in await self.subjects(stream, subject):
+                    return None
+        raise BusError(f"{subject} is there, and the bus cannot read it")
+
     async def delete_stored(self, stream: str, sequence: int) -> None:
         """Remove one message; removing an absent one is no error. Its bytes on the disk are not overwritten: that, as
         nats-py's own call always asks for it, takes the server forty times as long."""
@@ -287,6 +308,8 @@ class Streams(Connection):
                             break
                         if not messages and (pending or end != WAITED_IN_VAIN):  # what was pending may be deleted
                             pending = (await self._js.consumer_info(stream, consumer.name)).num_pending or 0
+                            if pending:
+                                await self.wait_reconnected(generation, UNREADABLE_S)
                         for msg in messages:
                             meta = msg.metadata
                             last, pending = meta.sequence.stream, meta.num_pending or 0

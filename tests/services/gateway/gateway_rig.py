@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import resource
 import signal
@@ -12,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -23,7 +22,7 @@ import openai
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.stack.machine import free_port
 from tests.conftest import nats_server_binary, wait_for_port
-from tests.programs import Program, stand_still
+from tests.programs import Program, no_more_files, stand_still
 
 BatchEndpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
@@ -132,18 +131,9 @@ class GatewayRig:
         """Of each file that the process writes from here on; Linux only."""
         resource.prlimit(self._processes[name].pid, resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
-    @contextmanager
-    def no_more_files(self, name: str) -> Iterator[None]:
+    def no_more_files(self, name: str) -> AbstractContextManager[None]:
         """The process can open none beside those that it has; Linux only."""
-        pid = self._processes[name].pid
-        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        taken = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
-        first_free = next(number for number in itertools.count() if number not in taken)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, limits[1]))
-        try:
-            yield
-        finally:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        return no_more_files(self._processes[name].pid)
 
     def logs(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in self._folder.glob("*.log"))
