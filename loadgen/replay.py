@@ -220,7 +220,7 @@ def _offline_failures(phase: Phase) -> list[str]:
         case OfflineRequests() as requests:
             return [*_counted("offline requests failed", _errors(requests.records)), *_not_taken(requests)]
         case OfflineBatch() as batch:
-            return [*batch.cut_short, *_counted("offline requests failed", batch.failures)]
+            return [*batch.notes, *_counted("offline requests failed", batch.failures)]
         case None:
             return []
 

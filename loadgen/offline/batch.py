@@ -91,7 +91,7 @@ class OfflineBatch:
         in the backlog's proportion, or that of the requests that ended; where it has none, as requests end."""
         self.batches: list[Batch] = []
         self.failures: list[str] = []  # what failed lines say, once it has stopped
-        self.cut_short: list[str] = []  # batches that the server ended within the window, before they were done
+        self.notes: list[str] = []  # what to know of the window
         self._input_ids: list[str] = []
         self._client = client
         self._lines = batch_lines(maker, prompts)
@@ -136,7 +136,12 @@ class OfflineBatch:
             await sleep_until(next_s)
             self._last = await self._try_poll() or self._last
         ended = [batch for batch in self.batches if batch.ended and batch.status != "completed"]
-        self.cut_short = [f"batch {batch.id} ended before all of it was done: {batch.status}" for batch in ended]
+        self.notes += [f"batch {batch.id} ended before all of it was done: {batch.status}" for batch in ended]
+        if self._is_away:
+            rated_s = self._last.time_s - self._first.time_s
+            self.notes.append(
+                f"the server did not tell how its batches were at the end: rates are over {rated_s:.1f} s"
+            )
 
     async def stop(self, drain: bool) -> None:
         """Cancel what has not ended and wait until the server has let go of it; or with ``drain``, wait for the end.
@@ -152,8 +157,9 @@ class OfflineBatch:
             await self._clear_files(with_answers=True)
 
     def report(self) -> OfflineReport:
-        """Differences of the two ends of the run."""
-        first, last = self._first, self._last
+        """Differences of the two ends of the run, or from the creation on, where tokens are told at the end alone."""
+        last = self._last
+        first = self._first if self._first.output_tokens is not None or last.output_tokens is None else self._created
         input_tokens = _difference(first.input_tokens, last.input_tokens)
         output_tokens = _difference(first.output_tokens, last.output_tokens)
         generated = gained(first.generated, last.generated)
@@ -276,7 +282,6 @@ class OfflineBatch:
                 usages += output_usages(await self._client.get_bytes(f"/v1/files/{batch.output_file_id}/content"))
         input_tokens = sum(usage.prompt_tokens for usage in usages)
         output_tokens = sum(usage.completion_tokens for usage in usages)
-        self._first = self._created
         self._last = replace(self._last, input_tokens=input_tokens, output_tokens=output_tokens)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -118,9 +119,9 @@ async def test_a_batch_that_the_server_ends_is_over(server: OpenAIServer, client
     report = await watched(batch, LONG_S)
     ((batch_id, _),) = server.batches.items()
     assert (report.completed, report.exhausted) == (8, True) and report.elapsed_s < LONG_S / 2
-    assert batch.cut_short == [f"batch {batch_id} ended before all of it was done: expired"]
+    assert batch.notes == [f"batch {batch_id} ended before all of it was done: expired"]
     await batch.stop(drain=False)
-    assert not server.cancels and len(batch.cut_short) == 1
+    assert not server.cancels and len(batch.notes) == 1
 
 
 async def test_what_is_counted_is_done_between_the_ends_of_the_window(
@@ -175,6 +176,22 @@ async def test_tokens_that_are_told_at_the_end_count_from_the_creation_too(
     await batch.stop(drain=False)
     report = batch.report()
     assert report.completed == 20 and report.output_tokens_per_s == pytest.approx(2 * report.requests_per_s)
+
+
+async def test_so_do_tokens_that_a_batch_tells_when_it_has_ended(server: OpenAIServer, client: OpenAIClient) -> None:
+    server.batch_lines_done, server.live_usage = 0, False
+    told = Told(server, 8, 0, 12)
+
+    def tell(ended: int, backlog: int) -> None:
+        told(ended, backlog)
+        server.live_usage = server.batch_lines_done == 20
+
+    batch = batch_of(client, tell=tell)
+    await batch.start()
+    report = await watched(batch, LONG_S, begins_in_s=2 * POLL_S)
+    assert report.exhausted and report.completed == 20 and report.elapsed_s > 2 * POLL_S
+    assert report.output_tokens_per_s == pytest.approx(2 * report.requests_per_s)
+    await batch.stop(drain=False)
 
 
 async def test_tokens_of_a_window_are_not_those_of_what_is_drained_behind_it(
@@ -358,6 +375,25 @@ async def test_a_server_that_is_away_when_the_window_begins_counts_from_the_crea
     assert (await watched(batch, 4 * POLL_S)).completed == 8
     server.failing_polls = 1_000
     assert (await watched(batch, 2 * POLL_S)).completed == 0, "nothing is known of it"
+    server.failing_polls = 0
+    await batch.stop(drain=False)
+
+
+async def test_a_server_that_is_away_when_the_window_ends_is_told_of(
+    server: OpenAIServer, client: OpenAIClient
+) -> None:
+    server.batch_lines_done = 0
+
+    def tell(ended: int, backlog: int) -> None:
+        server.batch_lines_done = 5
+        server.failing_polls = 1_000_000 if ended else 0
+
+    batch = batch_of(client, tell=tell)
+    await batch.start()
+    server.batch_lines_done = 0
+    report = await watched(batch, 5 * POLL_S)
+    assert (report.completed, report.exhausted) == (5, False) and report.elapsed_s < 4 * POLL_S
+    assert len(batch.notes) == 1 and re.search(r"rates are over \d\.\d s$", batch.notes[0])
     server.failing_polls = 0
     await batch.stop(drain=False)
 
