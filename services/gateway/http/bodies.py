@@ -110,7 +110,8 @@ class Upload:
 
 @contextlib.asynccontextmanager
 async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
-    """Raises RequestError, with status 413 as soon as too much has come, 408 where no 64 KiB have in ``idle_s``."""
+    """Raises RequestError, with status 413 as soon as too much has come, 408 where no 64 KiB have in ``idle_s``, and
+    Refusal where it cannot be kept meanwhile."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise RequestError("send the file as multipart/form-data", "file")
     _require_plain(request.headers.get("content-encoding"))
@@ -121,6 +122,10 @@ async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
         form = await parser.parse()
     except MultiPartException as error:
         raise RequestError(f"the form cannot be read: {error.message}", "file") from error
+    except OSError as error:  # of a temporary file: no room for it, too many open ones
+        raise Refusal(
+            "temporary_files", f"no file can be taken now ({error.strerror}); try again later", RETRY_S
+        ) from error
     try:
         yield _upload(form)
     finally:

@@ -49,6 +49,18 @@ def test_contents_of_many_chunks_come_back_as_they_were(rig: GatewayRig) -> None
     assert rig.openai.files.content(made.id).read() == contents
 
 
+def test_an_upload_is_refused_while_no_more_files_can_be_opened(rig: GatewayRig) -> None:
+    contents = LINES * 12_000  # more than is kept in memory
+    with httpx.Client(base_url=rig.url) as client:
+        client.get("/health")
+        with rig.no_more_files("gateway"):
+            refused = client.post("/v1/files", files={"file": ("a.jsonl", contents)}, data={"purpose": "batch"})
+            assert client.get("/v1/files").status_code == 200  # over the same connection
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+    assert "Too many open files" in refused.json()["error"]["message"]
+    assert rig.openai.files.create(file=("a.jsonl", contents), purpose="batch").bytes == len(contents)
+
+
 def test_expiry_is_stored(rig: GatewayRig) -> None:
     expiry: Any = {"anchor": "created_at", "seconds": 3600}
     made = rig.openai.files.create(file=("a.jsonl", LINES), purpose="batch", expires_after=expiry)
