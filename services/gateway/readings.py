@@ -4,7 +4,7 @@ dashboard follows it."""
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from opentelemetry.metrics import Meter
+from prometheus_client import CollectorRegistry
 
 from services.gateway.api.context import Context
 from services.gateway.dashboard.hub import DashboardHub
@@ -16,14 +16,14 @@ from services.gateway.models import Models
 from shared.protocol.profiling.slo_profile import SloVerdict
 
 
-def observe(meter: Meter, context: Context, http: Listener) -> None:
+def observe(registry: CollectorRegistry, context: Context, http: Listener) -> None:
     """All series that are not counted as things happen."""
-    _observe_process(meter, context, http)
-    _observe_executors(meter, context)
-    _observe_stack(meter, context.dashboard)
+    _observe_process(registry, context, http)
+    _observe_executors(registry, context)
+    _observe_stack(registry, context.dashboard)
 
 
-def _observe_process(meter: Meter, context: Context, http: Listener) -> None:
+def _observe_process(registry: CollectorRegistry, context: Context, http: Listener) -> None:
     models, bus = context.models, context.bus
     counts: dict[str, Callable[[], int]] = {
         "live_requests": models.num_live,
@@ -39,21 +39,21 @@ def _observe_process(meter: Meter, context: Context, http: Listener) -> None:
         "failed": lambda: bus.num_failed,
     }
     for name, series in tables.PROCESS.items():
-        series.observe(meter, _single(counts[name]))
+        series.observe(registry, _single(counts[name]))
 
 
 def _single(count: Callable[[], int]) -> Callable[[], Readings]:
     return lambda: [(count(), {})]
 
 
-def _observe_executors(meter: Meter, context: Context) -> None:
+def _observe_executors(registry: CollectorRegistry, context: Context) -> None:
     models, hub = context.models, context.dashboard
 
     def of_each(series: Series, read: Callable[[LiveExecutor], float]) -> None:
-        series.observe(meter, lambda: [(read(each), _id_of(each)) for each in _live(models)])
+        series.observe(registry, lambda: [(read(each), _id_of(each)) for each in _live(models)])
 
     tables.EXECUTOR_LOAD.observe(
-        meter,
+        registry,
         lambda: [
             (model.router.load_ms(each) / 1e3, _id_of(each)) for model in models for each in model.registry.live()
         ],
@@ -64,9 +64,9 @@ def _observe_executors(meter: Meter, context: Context) -> None:
         of_each(series, attrgetter(f"heartbeat.counters.{name}"))
     of_each(tables.NUM_BLOCKS, lambda executor: executor.info.spec.num_blocks)
     of_each(tables.DRAINING, lambda executor: executor.heartbeat.draining)
-    tables.BLOCKS.observe(meter, lambda: _block_owners(models))
+    tables.BLOCKS.observe(registry, lambda: _block_owners(models))
     tables.EXECUTOR_BUDGET.observe(
-        meter,
+        registry,
         lambda: [
             (each.budget_ms / 1e3, {"executor_id": each.beat.info.executor_id})
             for each in hub.view().executors
@@ -74,7 +74,7 @@ def _observe_executors(meter: Meter, context: Context) -> None:
         ],
     )
     tables.SLOWDOWN.observe(
-        meter,
+        registry,
         lambda: [
             (each.online_slowdown, {"executor_id": each.beat.info.executor_id})
             for each in hub.view().executors
@@ -98,11 +98,11 @@ def _block_owners(models: Models) -> Readings:
             yield getattr(owners, owner), _id_of(executor) | {"owner": owner}
 
 
-def _observe_stack(meter: Meter, hub: DashboardHub) -> None:
+def _observe_stack(registry: CollectorRegistry, hub: DashboardHub) -> None:
     batches = hub.batch_counts
-    tables.BUDGET.observe(meter, lambda: _budgets(hub))
+    tables.BUDGET.observe(registry, lambda: _budgets(hub))
     tables.TOLERANCE.observe(
-        meter,
+        registry,
         lambda: [
             (record.tolerance, {"profile_key": key})
             for key, record in hub.live_budgets().items()
@@ -110,17 +110,17 @@ def _observe_stack(meter: Meter, hub: DashboardHub) -> None:
         ],
     )
     tables.SLO_KEPT.observe(
-        meter, lambda: _slos(hub, lambda each: each.met if None not in (each.bound_ms, each.value_ms) else None)
+        registry, lambda: _slos(hub, lambda each: each.met if None not in (each.bound_ms, each.value_ms) else None)
     )
-    tables.SLO_BOUND.observe(meter, lambda: _slos(hub, lambda each: _seconds(each.bound_ms)))
-    tables.SLO_MEASURED.observe(meter, lambda: _slos(hub, lambda each: _seconds(each.value_ms)))
-    tables.BATCHES.observe(meter, lambda: [(num, {"status": status}) for status, num in batches.open.items()])
-    tables.BATCHES_ENDED.observe(meter, lambda: [(num, {"status": each}) for each, num in batches.ended.items()])
-    tables.BATCHES_BROKEN.observe(meter, lambda: [(batches.broken, {})])
-    tables.LINES_LEFT.observe(meter, lambda: [(hub.lines_left(), {})])
-    tables.LINES.observe(meter, lambda: [(num, {"result": each}) for each, num in batches.lines.items()])
-    tables.SERVICE_UP.observe(meter, lambda: [(up, {"service": name}) for name, up in hub.answers.up.items()])
-    tables.RESTARTS.observe(meter, lambda: [(num, {"service": each}) for each, num in hub.answers.restarts.items()])
+    tables.SLO_BOUND.observe(registry, lambda: _slos(hub, lambda each: _seconds(each.bound_ms)))
+    tables.SLO_MEASURED.observe(registry, lambda: _slos(hub, lambda each: _seconds(each.value_ms)))
+    tables.BATCHES.observe(registry, lambda: [(num, {"status": status}) for status, num in batches.open.items()])
+    tables.BATCHES_ENDED.observe(registry, lambda: [(num, {"status": each}) for each, num in batches.ended.items()])
+    tables.BATCHES_BROKEN.observe(registry, lambda: [(batches.broken, {})])
+    tables.LINES_LEFT.observe(registry, lambda: [(hub.lines_left(), {})])
+    tables.LINES.observe(registry, lambda: [(num, {"result": each}) for each, num in batches.lines.items()])
+    tables.SERVICE_UP.observe(registry, lambda: [(up, {"service": name}) for name, up in hub.answers.up.items()])
+    tables.RESTARTS.observe(registry, lambda: [(num, {"service": each}) for each, num in hub.answers.restarts.items()])
 
 
 def _budgets(hub: DashboardHub) -> Readings:

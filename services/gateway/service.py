@@ -46,7 +46,7 @@ class GatewayService(Service):
         await self._bus.flush()
         raise_file_limit()
         self._http = self._listen(create_app(context), settings)
-        observe(context.telemetry.meter, context, self._http)
+        observe(context.telemetry.registry, context, self._http)
         await self._http.start()
 
     async def run(self) -> None:

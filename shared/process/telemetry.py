@@ -14,7 +14,7 @@ class Telemetry:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, service_name: str) -> None:
-        self.registry = CollectorRegistry()  # takes what OpenTelemetry has no names for
+        self.registry = CollectorRegistry()  # takes what is read when it is asked for, too
         reader = PrometheusMetricReader(registry=self.registry, scope_info_enabled=False)
         resource = Resource.create({"service.name": service_name})
         self._provider = MeterProvider(metric_readers=[reader], resource=resource)

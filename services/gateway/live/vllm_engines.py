@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from services.gateway.live.registry import ExecutorRegistry
@@ -73,7 +73,7 @@ class VllmEngines(Collector):
         beats = [executor.heartbeat for registry in self._executors.values() for executor in registry.live()]
         self._requests.forget(beat.info.executor_id for beat in beats)
         for series, read in OF_ENGINES:
-            family = _family(series)
+            family = series.family()
             for beat in beats:
                 family.add_metric(self._engine(beat), read(beat))
             yield family
@@ -81,7 +81,7 @@ class VllmEngines(Collector):
         yield self._cache_config(beats)
 
     def _by_source(self, beats: list[Heartbeat]) -> Metric:
-        family = _family(BY_SOURCE)
+        family = BY_SOURCE.family()
         for beat in beats:
             counts = beat.counters.prompt_tokens, beat.counters.cached_tokens
             for source, count in zip(SOURCES, counts, strict=True):
@@ -89,7 +89,7 @@ class VllmEngines(Collector):
         return family
 
     def _cache_config(self, beats: list[Heartbeat]) -> Metric:
-        family = _family(CACHE_CONFIG)
+        family = CACHE_CONFIG.family()
         for beat in beats:
             spec = beat.info.spec
             family.add_metric([*self._engine(beat), str(spec.block_size), str(spec.num_blocks)], 1)
@@ -97,8 +97,3 @@ class VllmEngines(Collector):
 
     def _engine(self, beat: Heartbeat) -> list[str]:
         return [self._names[beat.info.spec.model], beat.info.executor_id]
-
-
-def _family(series: Series) -> CounterMetricFamily | GaugeMetricFamily:
-    make = CounterMetricFamily if series.type is Type.COUNTER else GaugeMetricFamily
-    return make(series.name, series.meaning, labels=series.labels)

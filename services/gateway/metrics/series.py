@@ -6,7 +6,10 @@ import enum
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
+from opentelemetry.metrics import Counter, Histogram, Meter
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 PREFIX = "slackwater."
 UNITS = {"s": "seconds"}  # as Prometheus has them in a name
@@ -55,14 +58,29 @@ class Series:
         bounds = list(self.buckets)
         return meter.create_histogram(self.name, self.unit, self.meaning, explicit_bucket_boundaries_advisory=bounds)
 
-    def observe(self, meter: Meter, read: Callable[[], Readings]) -> None:
+    def observe(self, registry: CollectorRegistry, read: Callable[[], Readings]) -> None:
         """Have it read whenever metrics are asked for."""
+        registry.register(_Observed(self, read))
 
-        def observations(_: CallbackOptions) -> Iterator[Observation]:
-            return (Observation(value, labels) for value, labels in read())
+    def family(self) -> CounterMetricFamily | GaugeMetricFamily:
+        """For values that are read; empty."""
+        assert self.type is not Type.HISTOGRAM
+        make = CounterMetricFamily if self.type is Type.COUNTER else GaugeMetricFamily
+        return make(self.exposed, self.meaning, labels=self.labels)
 
-        make = {Type.COUNTER: meter.create_observable_counter, Type.GAUGE: meter.create_observable_gauge}[self.type]
-        make(self.name, [observations], self.unit, self.meaning)
+
+class _Observed(Collector):
+    """OpenTelemetry would keep each set of labels that there ever was, and tell no others beyond 2,000."""
+
+    def __init__(self, series: Series, read: Callable[[], Readings]) -> None:
+        self._series = series
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        family = self._series.family()
+        for value, labels in self._read():
+            family.add_metric([labels[label] for label in self._series.labels], value)
+        yield family
 
 
 def own(

@@ -14,6 +14,7 @@ from services.gateway.live import vllm_requests
 from services.gateway.live.generation import OnlineGeneration, Sender
 from services.gateway.live.vllm_requests import LABELS, MAX_LEFT, VllmRequests, token_buckets
 from services.gateway.metrics.series import Series
+from services.gateway.metrics.tables import BLOCKS, EXECUTOR_COUNTERS
 from services.gateway.metrics_reference import all_series, vllm_series
 from shared.process.telemetry import Telemetry
 from shared.protocol.sampling import FinishReason
@@ -162,4 +163,18 @@ def test_executors_that_come_and_go_leave_no_more_than_some_series() -> None:
     timed = {match[1] for match in re.finditer(r'vllm:time_to_first_token_seconds_count\{engine="([^"]+)"', text)}
     last = {f"executor-{number}" for number in range(2 * MAX_LEFT, 3 * MAX_LEFT)}
     assert counted == timed == last | {"executor-0"}
+    telemetry.close()
+
+
+def test_an_executor_is_told_of_however_many_there_were_before_it() -> None:
+    telemetry, live = Telemetry("test"), {"executor_id": ""}
+    BLOCKS.observe(telemetry.registry, lambda: [(7, live | {"owner": "online"})])
+    EXECUTOR_COUNTERS["steps"].observe(telemetry.registry, lambda: [(9, live)])
+    for number in range(3000):
+        live["executor_id"] = f"executor-{number}"
+        text = telemetry.render().decode()
+    assert [line for line in text.splitlines() if not line.startswith("#") and "executor" in line] == [
+        'slackwater_executor_blocks{executor_id="executor-2999",owner="online"} 7.0',
+        'slackwater_executor_steps_total{executor_id="executor-2999"} 9.0',
+    ]
     telemetry.close()
