@@ -67,6 +67,8 @@ async def test_a_url_answers_or_not() -> None:
     try:
         url = f"http://127.0.0.1:{server.server_port}"
         assert await check(f"{url}/health", "") == (0, "ok")
+        behind_a_proxy = {"http_proxy": "http://127.0.0.1:1", "no_proxy": ""}
+        assert await check(f"{url}/health", "", **behind_a_proxy) == (0, "ok")
         status, output = await check(f"{url}/ready", "")
         assert status == 1 and "503" in output
     finally:
