@@ -23,6 +23,8 @@ OWN_LIMITS = {
     *("tokens_per_day", "tokens_per_month", "stored_bytes", "open_batches", "queued_tokens"),
 }
 
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")
+
 rules: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]
 ]
@@ -114,7 +116,41 @@ def test_prometheus_reads_them() -> None:
     assert len({rule["alert"] for rule in rules}) == len(rules)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")
+def test_no_gateway_at_all_is_told() -> None:
+    (rule,) = (rule for rule in rules if rule["alert"] == "SlackwaterGatewayDown")
+    assert rule["expr"].endswith(' or absent(up{job="slackwater-gateway"})')
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("targets", "summaries"),
+    [
+        ({"a": 1, "b": 1}, []),
+        ({"a": 1, "b": 0}, ["The gateway b does not answer"]),
+        ({}, ["There is no gateway"]),
+    ],
+)
+def test_a_gateway_that_is_away_is_told_by_name(targets: dict[str, int], summaries: list[str], tmp_path: Path) -> None:
+    told = [
+        {
+            "exp_labels": {"severity": "page", "job": "slackwater-gateway"} | ({"instance": "b"} if targets else {}),
+            "exp_annotations": {"summary": summary},
+        }
+        for summary in summaries
+    ]
+    series = [
+        {"series": f'up{{job="slackwater-gateway",instance="{name}"}}', "values": f"{up}x40"}
+        for name, up in targets.items()
+    ]
+    asked = {"eval_time": "5m", "alertname": "SlackwaterGatewayDown", "exp_alerts": told}
+    test = {"interval": "15s", "input_series": series, "alert_rule_test": [asked]}
+    given = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "15s", "tests": [test]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(given))
+    tested = subprocess.run(["promtool", "test", "rules", str(tmp_path / "test.yml")], capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@needs_promtool
 def test_promtool_takes_them() -> None:
     for command in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
         what, name = command
