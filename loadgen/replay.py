@@ -205,8 +205,17 @@ class Replay:
         notes = []
         for name, phase in self._phases.items():
             trouble = [phase.trouble] if phase.trouble else []
-            notes += [f"{name}: {note}" for note in (*trouble, *_online_failures(phase), *_offline_failures(phase))]
+            told = (*trouble, *_short_answers(phase), *_online_failures(phase), *_offline_failures(phase))
+            notes += [f"{name}: {note}" for note in told]
         return notes
+
+
+def _short_answers(phase: Phase) -> list[str]:
+    """Of a server that takes ``ignore_eos`` as it takes any field."""
+    online = phase.online
+    if online is None or not online.maker.abilities.exact_output or not online.num_short:
+        return []
+    return [f"{online.num_short} answers are shorter than the trace's, though the server takes ignore_eos"]
 
 
 def _online_failures(phase: Phase) -> list[str]:

@@ -52,6 +52,15 @@ class OpenLoop:
                 self.records.append(record)
                 tasks.create_task(self._send(body, record))
 
+    @property
+    def num_short(self) -> int:
+        """Answers with fewer tokens than the trace's, by the server's count."""
+        return sum(
+            record.ok and record.num_output_tokens < request.num_output_tokens
+            for record, request in zip(self.records, self.requests, strict=False)
+            if record.output_tokens is not None
+        )
+
     async def _prepare(self, indices: range) -> None:
         for index in indices:
             request = self.requests[index]

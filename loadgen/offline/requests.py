@@ -29,6 +29,7 @@ class OfflineRequests:
         self.num_again = 0
         self._client = client
         self._bodies: Iterator[StreamRequest] = (streamed(path, body) for path, body in maker.bodies(prompts))
+        self._prompts = prompts
         self._backlog = len(prompts)
         self._inputs_per_output = maker.inputs_per_output(prompts)
         self._concurrency = min(concurrency, len(prompts))
@@ -79,7 +80,7 @@ class OfflineRequests:
         ended = [r for r in self.records if _finish_s(r) < end_s]
         done = [r for r in ended if r.ok]
         output_tokens = sum(_tokens_within(r, start_s, end_s) for r in self.records if r.ok or _finish_s(r) >= end_s)
-        inputs = None if self._is_exhausted else self._inputs_per_output
+        inputs = None if self._is_exhausted or self._has_short_answers() else self._inputs_per_output
         if inputs is None and all(r.prompt_tokens is not None for r in done):
             inputs = per_output(sum(r.prompt_tokens or 0 for r in done), sum(r.num_output_tokens for r in done))
         return OfflineReport.counted(
@@ -91,6 +92,14 @@ class OfflineRequests:
             output_tokens=output_tokens,
             elapsed_s=max(0.0, end_s - start_s),
             exhausted=self._is_exhausted,
+        )
+
+    def _has_short_answers(self) -> bool:
+        """An answer has fewer tokens than were asked for, by the server's count: lengths are not as the backlog's."""
+        return any(
+            record.ok and record.num_output_tokens < prompt.max_tokens
+            for record, prompt in zip(self.records, self._prompts, strict=False)
+            if record.output_tokens is not None
         )
 
     async def _work_all(self) -> None:

@@ -33,6 +33,7 @@ class OpenAIServer:
     refused_prompts: tuple[str, ...] = ()  # lines of batches that fail at once
     fail_with: int | None = None
     refusal: Callable[[], str] = lambda: "out of order"
+    longest: int | None = None  # answer, whatever is asked
     breaks_with: str | None = None  # what streams say instead of all but their first token
     thinks: bool = False  # in chats, before it answers
     failing_probes: int = 0  # so many requests for one token fail
@@ -104,17 +105,18 @@ async def answer(server: OpenAIServer, body: dict[str, Any], chat: bool) -> Asyn
     server.enter(1)
     try:
         await server.gate.wait()
-        for position in range(body["max_tokens"]):
+        count = min(body["max_tokens"], server.longest or body["max_tokens"])
+        for position in range(count):
             await asyncio.sleep(server.gap_s)
             if position and server.breaks_with is not None:
                 yield f"data: {json.dumps({'error': {'message': server.breaks_with}})}\n\ndata: [DONE]\n\n"
                 return
             text = f" {position}"
-            last = "length" if position + 1 == body["max_tokens"] else None
+            last = "length" if position + 1 == count else None
             said = "reasoning" if server.thinks and last is None else "content"
             part = {"delta": {said: text}} if chat else {"text": text}
             yield f"data: {json.dumps({'choices': [{'index': 0, 'finish_reason': last, **part}]})}\n\n"
-        usage = {"prompt_tokens": count_prompt(body), "completion_tokens": body["max_tokens"]}
+        usage = {"prompt_tokens": count_prompt(body), "completion_tokens": count}
         yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
     finally:
         server.enter(-1)

@@ -250,6 +250,17 @@ async def test_answers_that_may_be_shorter_are_told_of_where_there_are_any(
     assert note not in (await run(replace(plan, requests=[]), server)).notes
 
 
+async def test_a_server_that_takes_ignore_eos_and_does_not_keep_to_it_is_told_of(
+    plan: ReplayPlan, server: OpenAIServer
+) -> None:
+    server.longest = 3
+    plan = replace(plan, prompts=[])
+    note = "replay: 20 answers are shorter than the trace's, though the server takes ignore_eos"
+    assert note in (await run(plan, server)).notes
+    server.longest = 4
+    assert not any("shorter" in each for each in (await run(plan, server)).notes)
+
+
 async def test_phases_share_lengths_and_no_prompt(plan: ReplayPlan, server: OpenAIServer) -> None:
     await run(replace(plan, prompts=[], baseline=True), server)
     bodies = server.trace_bodies

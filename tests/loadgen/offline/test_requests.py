@@ -189,6 +189,13 @@ async def test_prompt_tokens_are_in_proportion_to_those_of_whole_answers() -> No
     assert (await counted(PROMPTS, record(9.0, 9.5))).total_tokens_per_s is None, "none has come whole"
 
 
+async def test_answers_that_are_shorter_than_asked_do_not_count_the_whole_backlogs_prompts() -> None:
+    """Of eight prompt and two output tokens each; the one that came whole has ten and one."""
+    report = await counted(LENGTHS, record(1.0, finished_s=2.0, output=1), record(9.0, 9.5))
+    assert report.output_tokens_per_s == pytest.approx(0.3)
+    assert report.total_tokens_per_s == pytest.approx(0.3 * 11)
+
+
 async def test_a_request_that_waits_to_go_again_has_not_failed() -> None:
     waiting = record(finished_s=1.0, error="503")
     waiting.goes_again = True
