@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.gateway.live import vllm_requests
 from services.gateway.live.generation import OnlineGeneration, Sender
+from services.gateway.live.metrics import generation_series
 from services.gateway.live.vllm_requests import LABELS, MAX_LEFT, VllmRequests, token_buckets
 from services.gateway.metrics.series import Series
 from services.gateway.metrics.tables import BLOCKS, EXECUTOR_COUNTERS
@@ -142,6 +143,12 @@ def test_names_and_buckets_are_those_of_vllm() -> None:
     assert values["TIME_TO_FIRST_TOKEN_BUCKETS"] == vllm_requests.TTFT_S
     assert values["INTER_TOKEN_LATENCY_BUCKETS"] == vllm_requests.BETWEEN_TOKENS_S
     assert values["REQUEST_LATENCY_BUCKETS"] == vllm_requests.REQUEST_S
+
+
+def test_a_wait_is_known_as_far_as_an_answer() -> None:
+    """Of a flex request it may be most of that."""
+    series = generation_series("flex")
+    assert series["ttft"].buckets[-1] == series["e2e"].buckets[-1]
 
 
 def test_token_buckets_end_at_the_context() -> None:
