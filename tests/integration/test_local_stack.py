@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.integration.conftest import MODEL, STOP_S, LocalStack, is_running
-from tests.services.gateway.gateway_rig import wait_until
+from tests.services.gateway.gateway_rig import READY_S, wait_until
 
 SERVICES = ("nats-server", "predictor", "profiler", "offline-queue", "executor-0", "gateway")
 MakeStack = Callable[..., LocalStack]
@@ -234,4 +234,19 @@ def test_a_stream_finishes_while_the_stack_stops_though_nobody_reads_its_output(
         stack.supervisor.stdout.close()
         stack.supervisor.send_signal(signal.SIGINT)
         assert "data: [DONE]" in lines
+    assert stack.supervisor.wait(STOP_S) == 0
+
+
+@pytest.mark.slow
+def test_a_stack_starts_though_nobody_reads_that_it_is_ready(make_stack: MakeStack) -> None:
+    """As with ``slackwater up 2>&1 | head -1``."""
+    stack = make_stack("--engine", "sim")
+    stack.spawn(stderr=subprocess.STDOUT)
+    assert stack.supervisor.stdout is not None
+    assert stack.supervisor.stdout.readline() == "starting the bus\n"
+    stack.supervisor.stdout.close()
+    said = stack.data_dir / "stack.json"
+    wait_until(lambda: said.exists() and '"ready": true' in said.read_text(), "it is ready", READY_S)
+    stack.wait_healthy()
+    stack.supervisor.send_signal(signal.SIGINT)
     assert stack.supervisor.wait(STOP_S) == 0

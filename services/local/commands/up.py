@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-from functools import partial
 
 import typer
 
 from services.local.commands.parameters import ConfigOption
 from services.local.commands.status.top import show_essentials
 from services.local.stack.catalogue import STACK_SETTINGS, stack_options
-from services.local.stack.progress import Progress
+from services.local.stack.progress import Progress, announce
 from services.local.stack.supervisor import Supervisor
 from shared.errors import ConfigError
 from shared.settings.command_options import Given, with_settings
@@ -27,5 +26,5 @@ def up(given: Given, config: ConfigOption = None) -> None:
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
     progress = Progress()
-    supervisor = Supervisor(options, progress, partial(print, flush=True), show_essentials)
+    supervisor = Supervisor(options, progress, announce, show_essentials)
     raise typer.Exit(asyncio.run(supervisor.run()))

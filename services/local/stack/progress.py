@@ -2,9 +2,18 @@
 
 import os
 import sys
+from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
+
+
+def announce(line: str) -> None:
+    """On stdout. Where it cannot be written, or nobody reads it any more, what is done goes on."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        _drop_what_comes(sys.stdout)
 
 
 class Progress:
@@ -41,10 +50,15 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what is left to be flushed goes there
+        _drop_what_comes(sys.stderr)
 
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
         except OSError:  # a terminal that was closed
             self.on_broken_pipe()
+
+
+def _drop_what_comes(stream: TextIO) -> None:
+    """And what is left to be flushed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
