@@ -1,11 +1,11 @@
 """Work that Ctrl-C, TERM and a terminal that is closed end in order."""
 
 import asyncio
-import contextlib
+import errno
 import logging
 import os
 import signal
-import stat
+import termios
 from collections.abc import Awaitable
 
 logger = logging.getLogger(__name__)
@@ -53,10 +53,12 @@ async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
 
 def let_go_of_terminal() -> None:
     """Standard output and error, where they are a terminal that has ended, are nowhere from now on: it refuses what is
-    written. Such a terminal is a character device, and says that it is no terminal."""
+    written."""
     for output in (1, 2):
-        with contextlib.suppress(OSError):  # it is closed
-            if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
+        try:
+            termios.tcgetattr(output)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:  # as of a terminal that has ended, and of nothing else
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, output)
                 os.close(nowhere)
