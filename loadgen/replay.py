@@ -111,7 +111,8 @@ class Replay:
         return bool(self._phases)
 
     async def prepare(self) -> None:
-        """Find the model and how the server takes prompts; fit lengths to the context. Raises ServerError."""
+        """Find the model and how the server takes prompts; fit lengths to the context. Raises ServerError, and
+        WorkloadError for a backlog that is no batch where it has to be one."""
         plan = self._plan
         card = await self._model_card()
         self._max_context = plan.max_context or card.max_model_len
@@ -120,9 +121,20 @@ class Replay:
             raise ServerError(f"{self._client.url} has no /v1/batches: use --offline-mode requests")
         self._requests = cap_context(plan.requests, self._max_context)
         self._prompts = fit_backlog(plan.prompts, plan.scaling.length_scale, self._max_context, plan.model_path)
+        if self._has_batches:
+            endpoints = sorted(set(map(OfflineMaker(self._maker).endpoint, self._prompts)))
+            if len(endpoints) > 1:
+                raise WorkloadError(
+                    f"a batch has one endpoint, the backlog has {' and '.join(endpoints)}: use --offline-mode requests"
+                )
         self._notes += plan.departures(self._requests, self._max_context, self._maker.abilities.token_ids)
         if self._requests and not self._maker.abilities.exact_output:
             self._notes.append("the server does not take ignore_eos: answers may be shorter than the trace's")
+
+    @property
+    def _has_batches(self) -> bool:
+        """The backlog goes as such."""
+        return self._plan.offline_mode != "requests" and self._maker.abilities.batches
 
     async def _model_card(self) -> ModelCard:
         cards = await self._client.models()
@@ -172,7 +184,7 @@ class Replay:
         mark = f"Set {self._salt}.\n" if name == OFFLINE_ONLY or self._plan.mark_offline else ""
         maker = OfflineMaker(self._salted(f"{salt}:offline"), mark, self._plan.offline_extra)
         made = self._client, maker, self._prompts, self._progress.offline
-        if self._plan.offline_mode != "requests" and self._maker.abilities.batches:
+        if self._has_batches:
             return OfflineBatch(*made, self._plan.count_generated)
         return OfflineRequests(*made, self._plan.offline_concurrency)
 

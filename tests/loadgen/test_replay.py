@@ -352,6 +352,19 @@ async def test_a_batch_that_the_server_ends_is_told_of(plan: ReplayPlan, server:
     assert any("the backlog ran out after" in note for note in notes)
 
 
+async def test_a_backlog_of_two_endpoints_is_no_batch(plan: ReplayPlan, server: OpenAIServer) -> None:
+    """Which is said before anything runs."""
+    prompts = [OfflinePrompt(2, text="a"), OfflinePrompt(2, messages=({"role": "user", "content": "b"},))]
+    plan = replace(plan, prompts=prompts, baseline=True, scaling=Scaling(duration_s=0.2))
+    with pytest.raises(
+        WorkloadError, match="has /v1/chat/completions and /v1/completions: use --offline-mode requests"
+    ):
+        await run(plan, server)
+    assert not server.trace_bodies and not server.batches
+    report = await run(replace(plan, offline_mode="requests"), server)
+    assert report.offline is not None and (report.offline.completed, report.offline.errors) == (2, 0)
+
+
 async def test_no_files_stay_but_answers_that_were_waited_for(plan: ReplayPlan, server: OpenAIServer) -> None:
     await run(replace(plan, baseline=True), server)
     assert [batch["status"] for batch in server.batches.values()] == ["cancelled"] * 2
