@@ -50,6 +50,11 @@ class StepState:
         runs = any(not request.is_paused for request in self.table.running(OFFLINE).values())
         return self.num_reserved_blocks if runs else 0
 
+    def leaves_online_waiting(self, builder: BatchBuilder) -> bool:
+        """An online request waits that the builder does not have. It would soon take the blocks of an offline one that
+        entered, and room for it would come the later: so none does."""
+        return any(request_id not in builder.scheduled for request_id in self.table.waiting(ONLINE))
+
     def view(self, builder: BatchBuilder) -> OfflineView:
         """What an offline order sees once the batch has what the builder has."""
         return OfflineView(

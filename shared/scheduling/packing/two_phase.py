@@ -232,8 +232,8 @@ class OfflinePhase:
         reserve = len(state.table.running(OFFLINE)) - len(self._paused)  # a block each, so that those can grow
         if not builder.has_room or reserve + state.num_blocks_to_leave(builder) > builder.num_blocks_left:
             return
-        if any(request_id not in builder.scheduled for request_id in state.table.waiting(ONLINE)):
-            return  # that one would soon take the blocks again, and room to enter comes the later
+        if state.leaves_online_waiting(builder):
+            return
         for request in self._waiting():
             num_left = reserve + state.num_blocks_to_leave(builder)
             if not builder.fits_whole(request, num_left) or not (request.is_paused or self.may_begin(request)):

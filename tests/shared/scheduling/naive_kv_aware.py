@@ -7,7 +7,7 @@ from shared.latency.features import BatchFeatures
 from shared.scheduling.packing.kv_aware.kv_changes import MAX_STARTED
 from shared.scheduling.packing.kv_aware.offline_line import MAX_ENTRANTS
 from shared.scheduling.packing.kv_aware.worth import SHORTEST_MS
-from shared.scheduling.request import OFFLINE, Request
+from shared.scheduling.request import OFFLINE, ONLINE, Request
 from tests.shared.scheduling.naive_batch import NaiveBatch
 
 
@@ -76,6 +76,8 @@ class NaiveChanges:
         first = [each for each in held if each.is_paused] + list(state.table.waiting(OFFLINE).values()) + self.queue[:1]
         others = sorted(self.queue[1:MAX_ENTRANTS], key=lambda each: 1.0 - batch.num_computed(each) / each.num_tokens)
         self.entrants, self.num_firm = first + others, len(first)  # the first ones nobody passes that lacks blocks
+        if not all(batch.has(each) for each in state.table.waiting(ONLINE).values()):
+            self.entrants = []
         self.num_reserved = len(self.running)
         self.prompts = [each for each in self.running if not each.is_decode]
         decodes = [each for each in self.running if each.is_decode]

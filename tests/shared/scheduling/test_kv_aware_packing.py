@@ -435,6 +435,17 @@ def test_entrants_leave_what_is_reserved_unless_nobody_else_runs() -> None:
     assert list(tokens(KV_AWARE.schedule(replace(alone, num_reserved_blocks=15), queue))) == ["new"]
 
 
+def test_nobody_enters_while_an_online_request_waits_for_blocks() -> None:
+    """Section 6: only once all online requests are in the batch are offline ones selected. The free blocks, too few for
+    the online prompt, would go to one small prompt after the other, and it would wait as long as there are any."""
+    on, running, small = make_request("on", prompt=16 * 12), make_decode("off", OFFLINE, context=90), 32
+    queue = queue_of([make_request("small", OFFLINE, prompt=small)])
+    for num_free, entered in ((10, {"off": 1}), (20, {"on": 16 * 12, "off": 1, "small": small})):
+        state = replace(step_state(make_table(on, running), num_free_blocks=num_free), num_offline_blocks=0)
+        assert tokens(KV_AWARE.schedule(state, queue)) == entered
+        assert tokens(TWO_PHASE.schedule(state, queue)) == entered
+
+
 def test_where_all_lack_blocks_one_loses_its_kv_for_the_others() -> None:
     held = [make_decode(f"off-{n}", OFFLINE, context=context) for n, context in enumerate((320, 32, 160))]
     schedule = KV_AWARE.schedule(step_state(make_table(*held), num_free_blocks=0), no_queue)

@@ -24,7 +24,7 @@ class OfflineChanges:
     """First what has started, decodes and chunks of prompts by what they earn for their time (Eq. 4): the last batch is
     the base of the next. Where requests that have started lack blocks, one of them loses its KV if the others earn more
     with it, or if none of them could go on. Then, one by one, who waits, where that earns more than it evicts, or where
-    no offline request would run.
+    no offline request would run; but nobody before all online requests are in the batch (section 6).
 
     Beyond the paper, nobody enters while a started prompt does not fit. An entrant's cached prompt often earns more for
     its time, but what it then overtakes holds KV that is of use to nobody until it ends: document QA came to a
@@ -46,7 +46,7 @@ class OfflineChanges:
         paused = [request for request in held if request.is_paused]
         reserve = len(self._running)  # a block each, so that those running can grow
         self._line = OfflineLine(builder, self._worth, state, paused, offline_queue, reserve)
-        if preempted:
+        if preempted or state.leaves_online_waiting(builder):
             self._line.close()
         self._num_before = len(builder.entries)
 
