@@ -1,6 +1,7 @@
 """The shape of the command line: named errors become exit status 1, or 2 where the configuration is at fault, and a
 command is imported when it is used."""
 
+import errno
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -12,14 +13,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from services.local.unwritten import drop_unwritten
 from shared.errors import ConfigError, SlackwaterError
 
 FAILURE, MISUSE = 1, 2
 
 
 class CommandGroup(TyperGroup):
-    """Its commands may raise SlackwaterError. ``deferred``: by name the line that the list of commands shows, and
-    ``module:name`` of a function or of a typer application."""
+    """Its commands may raise SlackwaterError, and OSError for what they read and write. ``deferred``: by name the line
+    that the list of commands shows, and ``module:name`` of a function or of a typer application."""
 
     deferred: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
@@ -34,6 +36,15 @@ class CommandGroup(TyperGroup):
         except SlackwaterError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(MISUSE if isinstance(error, ConfigError) else FAILURE) from error
+        except OSError as error:
+            if error.errno in (None, errno.EPIPE):  # of a pipe that nobody reads any more nothing is said
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            try:
+                sys.stdout.flush()
+            except OSError:
+                drop_unwritten(sys.stdout)
+            raise typer.Exit(FAILURE) from error
 
 
 class DeferredCommand(TyperCommand):

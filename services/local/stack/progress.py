@@ -1,11 +1,11 @@
 """What `slackwater up` says while it works: all of it on stderr, since stdout carries the ready line alone."""
 
-import os
 import sys
-from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
+
+from services.local.unwritten import drop_unwritten
 
 
 def announce(line: str) -> None:
@@ -13,7 +13,7 @@ def announce(line: str) -> None:
     try:
         print(line, flush=True)
     except OSError:
-        _drop_what_comes(sys.stdout)
+        drop_unwritten(sys.stdout)
 
 
 class Progress:
@@ -50,15 +50,10 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        _drop_what_comes(sys.stderr)
+        drop_unwritten(sys.stderr)
 
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
         except OSError:  # a terminal that was closed
             self.on_broken_pipe()
-
-
-def _drop_what_comes(stream: TextIO) -> None:
-    """And what is left to be flushed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

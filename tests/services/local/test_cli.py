@@ -264,6 +264,13 @@ def test_where_others_can_connect_nothing_starts_without_a_key(tmp_path: Path) -
     assert [log.stem for log in (tmp_path / "data" / "logs").iterdir()] == ["nats-server"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_what_cannot_be_written_is_a_failure_with_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        failed = subprocess.run([*SLACKWATER, "config", "show"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (failed.returncode, failed.stderr) == (1, "error: [Errno 28] No space left on device\n")
+
+
 def test_status_without_a_stack_is_a_failure(tmp_path: Path) -> None:
     status, stdout, stderr = slackwater("status", "--json", "--data-dir", str(tmp_path))
     assert (status, stdout) == (1, "")
