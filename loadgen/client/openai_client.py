@@ -22,6 +22,7 @@ from shared.server_url import root_url, without_credentials
 CONTROL_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 600.0
 MAX_ERROR_CHARS = 300
+EVENT_STREAM = "text/event-stream"
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -97,16 +98,20 @@ class OpenAIClient:
     ) -> None:
         parser = EventParser()
         finished = False
+        beginning = b""
         last_s = record.due_s
         async for data in response.content.iter_any():
             now_s = time.perf_counter()
+            beginning = beginning or data
             for chunk in parser.feed(data):
                 finished |= _note(chunk, record, now_s)
                 last_s = now_s
             if on_event is not None:
                 on_event()
         if record.error is None and not (finished or parser.done):
-            record.error = "the stream ended before its last event"
+            is_stream = response.content_type == EVENT_STREAM
+            what = "the stream ended before its last event"
+            record.error = what if is_stream else f"no event stream: {error_message(beginning)}"
         elif record.output_tokens and not record.token_times_s:
             record.token_times_s.append(last_s)
 

@@ -61,9 +61,11 @@ def reservations(report: Report) -> list[str]:
     if report.slo and report.online and report.online.errors:
         share = f"{report.online.errors} of {report.online.requests}"
         notes.append(f"{share} online requests failed: for the SLOs they are infinitely late")
-    lag = report.online and report.online.send_lag_ms
-    if lag and lag.p99 > MAX_SEND_LAG_MS:
-        notes.append(f"the load generator was late: 1% of the requests left over {lag.p99:.0f} ms after their time")
+    for prefix, online in _online_runs(report):
+        lag = online.send_lag_ms
+        if lag and lag.p99 > MAX_SEND_LAG_MS:
+            late = f"1% of the requests left over {lag.p99:.0f} ms after their time"
+            notes.append(f"{prefix}the load generator was late: {late}")
     baseline = report.baseline
     for name, offline in (("replay", report.offline), ("offline only", baseline and baseline.offline)):
         if offline and offline.exhausted:
@@ -75,9 +77,8 @@ def reservations(report: Report) -> list[str]:
 
 def _overloads(report: Report) -> Iterator[str]:
     """Latencies of such a run say how long it was, and nothing else."""
-    alone = report.baseline.online if report.baseline else None
-    for name, online in (("", report.online), (f"{ONLINE_ONLY}: ", alone)):
-        if online is not None and online.overload is not None and online.ttft_ms is not None:
+    for name, online in _online_runs(report):
+        if online.overload is not None and online.ttft_ms is not None:
             who = "this device" if report.run.url.startswith(SIMULATED) else "this server"
             excess = f"the trace brings {online.overload:.2g} times what {who} can do"
             less = _less(report.run, KEPT_SHARE / online.overload)
@@ -85,6 +86,14 @@ def _overloads(report: Report) -> Iterator[str]:
                 f"{name}overloaded: mean TTFT {online.ttft_ms.mean / 1e3:.3g} s: {excess}, and latencies grow as long "
                 f"as it lasts; send less ({less}), or have more executors"
             )
+
+
+def _online_runs(report: Report) -> Iterator[tuple[str, OnlineReport]]:
+    """With what stands before a note about it."""
+    if report.online is not None:
+        yield "", report.online
+    if report.baseline is not None and report.baseline.online is not None:
+        yield f"{ONLINE_ONLY}: ", report.baseline.online
 
 
 def _less(run: RunFacts, share: float) -> str:

@@ -34,6 +34,7 @@ class OpenAIServer:
     fail_with: int | None = None
     refusal: Callable[[], str] = lambda: "out of order"
     longest: int | None = None  # answer, whatever is asked
+    answers_instead: str | None = None  # of a stream
     breaks_with: str | None = None  # what streams say instead of all but their first token
     thinks: bool = False  # in chats, before it answers
     failing_probes: int = 0  # so many requests for one token fail
@@ -212,6 +213,8 @@ def make_app(server: OpenAIServer) -> FastAPI:
             server.num_refused += 1
             server.changed.set()
             return refusal(server.fail_with or 500, server.refusal())
+        if server.answers_instead is not None:
+            return Response(server.answers_instead)
         server.bodies.append(body)
         server.arrived_s.append(time.perf_counter())
         return StreamingResponse(answer(server, body, chat), media_type="text/event-stream")

@@ -140,6 +140,23 @@ async def test_an_error_within_a_stream_is_told_in_the_server_s_words(server: Op
     assert (record.error, record.failed, len(record.token_times_s)) == ("the engine has gone", True, 1)
 
 
+@pytest.mark.parametrize(
+    ("answered", "said"),
+    [
+        ('{"error": {"message": "the model loads"}}', "no event stream: the model loads"),
+        ("<html>Sign in</html>", "no event stream: <html>Sign in</html>"),
+        ("", "no event stream: "),
+    ],
+)
+async def test_what_is_answered_instead_of_a_stream_is_told(server: OpenAIServer, answered: str, said: str) -> None:
+    async with OpenAIClient(server.url, 10) as client:
+        maker = await make(server, client)
+        server.answers_instead = answered
+        loop = OpenLoop(client, maker, REQUESTS[:1])
+        await loop.run(time.perf_counter())
+    assert loop.records[0].error == said
+
+
 async def test_the_first_token_of_a_model_that_thinks_is_a_thought(server: OpenAIServer) -> None:
     server.has_completions, server.thinks = False, True
     async with OpenAIClient(server.url, 10) as client:

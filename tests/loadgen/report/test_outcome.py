@@ -103,6 +103,9 @@ def test_a_load_generator_that_was_late_is_told() -> None:
         late = [record(0.0, 1.0, sent_s=lag_s)] * 4
         notes = composed(together(online_report(late, 0.0, 10.0)), baseline=False).notes
         assert [note.startswith("the load generator was late") for note in notes] == [True] * is_told
+    late_alone = PhaseOutcome(online_report([record(0.0, 1.0, sent_s=0.3)] * 4, 0.0, 10.0), idle_share=0.5)
+    (note,) = composed(PHASES | {ONLINE_ONLY: late_alone}).notes
+    assert note.startswith("online only: the load generator was late: 1% of the requests left over 300 ms after")
     nothing_sent = online_report([record(0.0, sent_s=None, finished_s=None)], 0.0, 10.0)
     assert composed(together(nothing_sent), baseline=False).notes == []
 
