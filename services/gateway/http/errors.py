@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.http.answers import request_id_of
 from services.gateway.http.operation import JsonResponse
 from services.gateway.http.unknown_urls import methods_there, nothing_there
-from shared.errors import BusError, NoExecutorError, NotFoundOnBusError, SlackwaterError
+from shared.errors import BusError, NoExecutorError, NotFoundOnBusError, SlackwaterError, TooLargeForBusError
 from shared.openai.errors import RequestError
 from shared.openai.objects import error_body
 
@@ -140,5 +140,7 @@ def _unavailable(request: Request, error: SlackwaterError) -> Response:
     logger.warning("unavailable", extra={**ids, "why": str(error)})
     if isinstance(error, NotFoundOnBusError):
         return error_response(404, f"not found: {error}", code="not_found")
+    if isinstance(error, TooLargeForBusError):  # however often it is sent
+        return error_response(413, str(error), code="request_too_large")
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     return error_response(503, str(error), UNAVAILABLE, code=UNAVAILABLE, headers=headers)

@@ -198,6 +198,14 @@ def test_what_is_not_to_be_stored_is_not(rig: GatewayRig) -> None:
         rig.openai.responses.create(input="x", conversation="conv_1", **OPTIONS)
 
 
+def test_one_that_the_bus_never_takes_is_not_to_be_sent_again(rig: GatewayRig) -> None:
+    huge: Any = {"model": MODEL, "input": "Hello", "max_output_tokens": 1, "user": "u" * 1024**2}
+    refused = rig.http.post("/v1/responses", json=huge)
+    assert refused.status_code == 413 and refused.json()["error"]["code"] == "request_too_large"
+    assert "retry-after" not in refused.headers
+    assert rig.http.post("/v1/responses", json=huge | {"store": False}).status_code == 200
+
+
 def test_it_outlives_the_gateway_and_nats_server(rig: GatewayRig) -> None:
     made = rig.openai.responses.create(input="Hello", **OPTIONS)
     restart(rig)
