@@ -22,6 +22,7 @@ UPLOAD_STEP_BYTES = 64 * 1024  # that have to come in time, again and again
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_FORM_BYTES = MAX_FILE_BYTES + 64 * 1024  # with the form's other fields and boundaries
 MAX_FILENAME_LENGTH = 255
+MAX_FIELDS, MAX_FIELD_BYTES = 16, 4 * 1024  # of a form, beside the file
 IDENTITY = "identity"  # of what is packed in no way
 
 Anchor = Literal["created_at"]
@@ -108,6 +109,12 @@ class Upload:
     expires_after_s: int | None
 
 
+class UploadParser(MultiPartParser):
+    """Of as many uploads at a time as there may be connections, memory has little of each."""
+
+    spool_max_size = SMALL_BYTES
+
+
 @contextlib.asynccontextmanager
 async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
     """Raises RequestError, with status 413 as soon as too much has come, 408 where no 64 KiB have in ``idle_s``, and
@@ -117,7 +124,8 @@ async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
     _require_plain(request.headers.get("content-encoding"))
     if int(request.headers.get("content-length", 0)) > MAX_FORM_BYTES:
         raise _file_too_large()
-    parser = MultiPartParser(request.headers, _limited(request, idle_s), max_files=1, max_fields=16)
+    bounds = {"max_files": 1, "max_fields": MAX_FIELDS, "max_part_size": MAX_FIELD_BYTES}
+    parser = UploadParser(request.headers, _limited(request, idle_s), **bounds)
     try:
         form = await parser.parse()
     except MultiPartException as error:

@@ -2,7 +2,10 @@
 runs, so that the test is the only other writer of the records."""
 
 import http.client
+import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -59,6 +62,26 @@ def test_an_upload_is_refused_while_no_more_files_can_be_opened(rig: GatewayRig)
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
     assert "Too many open files" in refused.json()["error"]["message"]
     assert rig.openai.files.create(file=("a.jsonl", contents), purpose="batch").bytes == len(contents)
+
+
+def test_uploads_that_stand_still_are_not_held_in_memory(rig: GatewayRig) -> None:
+    part = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'.encode()
+    head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
+    begun = f"{head}Content-Length: {2 * 1024**2}\r\n\r\n".encode() + part + b"x" * 1_000_000
+    resident = rig.resident_bytes("gateway")
+    with ExitStack() as clients:
+        for _ in range(60):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", rig.port), timeout=10))
+            client.sendall(begun)
+            rig.http.get("/health")
+        time.sleep(1)  # for the last of them to be read
+        assert rig.resident_bytes("gateway") - resident < 25 * 1024**2
+
+
+def test_a_field_of_a_form_is_small(rig: GatewayRig) -> None:
+    form: Any = {"files": {"file": ("a.jsonl", LINES)}, "data": {"purpose": "batch" * 1000}}
+    refused = rig.http.post("/v1/files", **form)
+    assert refused.status_code == 400 and "4KB" in refused.json()["error"]["message"]
 
 
 def test_expiry_is_stored(rig: GatewayRig) -> None:
