@@ -3,7 +3,7 @@ the taker makes room for. Who reads the KV, and who tells whom, is not known her
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -34,9 +34,11 @@ class Handovers:
     that its giver is gone, waits for what comes of its reservation: see ``keeps``.
     """
 
-    def __init__(self, live: LiveSequences) -> None:
+    def __init__(self, live: LiveSequences, num_reserved_blocks: Callable[[], int]) -> None:
+        """``num_reserved_blocks``: that offline requests leave free for online ones when they come."""
         self.pushes: Collection[Kind] = ()  # kinds that move as soon as they decode
         self._live = live
+        self._num_reserved_blocks = num_reserved_blocks
         self._table, self._pool, self._kv = live.table, live.pool, live.kv
         self._reserved: dict[str, Reserved] = {}
         self._submitted: dict[str, GenerateRequest] = {}  # of those, here as well
@@ -104,7 +106,8 @@ class Handovers:
 
     def reserve(self, carried: Carried) -> Reserved | str:
         """Blocks for a request that comes, and which KV to read into them; or why there are none, in words. An online
-        request takes the room of offline ones, which lose their KV."""
+        request takes the room of offline ones, which lose their KV; an offline one leaves the reserve, as one that
+        enters does."""
         request_id = carried.request.request_id
         if request_id in self._live.by_id or request_id in self._reserved:
             return "it is here already"
@@ -116,9 +119,11 @@ class Handovers:
         if carried.prompt_scores is not None:
             sequence.bring_scores(carried.prompt_scores)
         self._live.foresight.err()
-        num_cached = self._kv.reserve(sequence, carried.num_computed_tokens)
+        num_reserved = self._num_reserved_blocks() if sequence.kind is Kind.OFFLINE else 0
+        num_cached = self._kv.reserve(sequence, carried.num_computed_tokens, num_reserved)
         if num_cached is None:
-            return f"{self._pool.num_free} blocks are free, and it has {len(carried.block_ids)}"
+            kept = f" of which {num_reserved} are kept for online requests," if num_reserved else ""
+            return f"{self._pool.num_free} blocks are free,{kept} and it has {len(carried.block_ids)}"
         first, own = num_cached // self._live.limits.block_size, self._pool.table(request_id)
         pairs = list(zip(carried.block_ids[first:], own[first:], strict=False))
         sequence.num_cached_tokens, sequence.has_started = carried.num_cached_tokens, True

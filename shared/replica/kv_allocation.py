@@ -127,15 +127,16 @@ class KVAllocation:
                 request.num_blocks = len(self._pool.table(request.request_id))
         return self.take_operations()
 
-    def reserve(self, sequence: LiveSequence, num_tokens: int) -> int | None:
+    def reserve(self, sequence: LiveSequence, num_tokens: int, num_reserved_blocks: int = 0) -> int | None:
         """Blocks for the KV of so many of its tokens, which come from another replica: how many of these the prefix
         cache has. None where blocks are short: an online request takes those of offline ones, another has to leave one
-        for each that runs."""
+        for each that runs and, unless it is the first to hold any here, ``num_reserved_blocks``."""
         request = sequence.request
         num_needed, (num_free, num_offline) = -(-num_tokens // self._block_size), self.num_blocks()
         is_online = request.kind is ONLINE
         num_running = len(self._table.running(ONLINE)) + len(self._table.running(OFFLINE))
-        if num_needed > (num_free + num_offline if is_online else num_free - num_running):
+        num_left = num_running + (num_reserved_blocks if num_free < self._pool.num_blocks else 0)
+        if num_needed > (num_free + num_offline if is_online else num_free - num_left):
             return None
         hashes = sequence.block_hashes(self._block_size)
         num_cached = self._pool.start(request.request_id, request.kind, request.num_tokens, hashes)

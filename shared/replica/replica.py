@@ -75,9 +75,9 @@ class Replica:
         self.spec = spec
         self._live = live = LiveSequences(limits, spec, tokenizer, strategy, self._arrive)
         self.table, self.pool, self.totals = live.table, live.pool, live.totals
-        self.handovers = Handovers(live)
-        self._kv, self._foresight, self._readers = live.kv, live.foresight, live.readers
         self._reserve = strategy.make_reserve()
+        self.handovers = Handovers(live, lambda: self.num_reserved_blocks)
+        self._kv, self._foresight, self._readers = live.kv, live.foresight, live.readers
         self._slo = strategy.token_slo if strategy.uses_deadlines else None
         self._now_ms = now_ms
         self._waited_s = waited_s

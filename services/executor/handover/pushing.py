@@ -55,8 +55,7 @@ class Pushing:
             if carried.request.kind is Kind.ONLINE:
                 work.add_decode(carried.num_computed_tokens + 1)
         free_blocks = heartbeat.num_free_blocks
-        if kind is Kind.ONLINE:
-            free_blocks += heartbeat.blocks.offline
+        free_blocks += heartbeat.blocks.offline if kind is Kind.ONLINE else -heartbeat.num_reserved_blocks
         free_tokens = free_blocks * info.spec.block_size - gone_tokens
         limit_ms = tuning.policy(info).decodes_limit_ms
         return Taker(info.executor_id, work, tuning.model(info.profile_key), limit_ms, free_tokens)

@@ -12,6 +12,7 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.replica.handover import Reserved
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.following_engine import FollowingEngine
 from tests.shared.replica.test_look_ahead import ANY, SPEC, Overlapped, alone, make_request
@@ -168,8 +169,9 @@ def request_of(request_id: str, kind: Kind, prompt: int = 40, first: int = 5, **
     return GenerateRequest(request_id, kind, list(range(first, first + prompt)), params, 0.0, gateway_id)
 
 
-def make_rig(tokenizer: Tokenizer, num_blocks: int = 40) -> Overlapped:
-    return Overlapped(tokenizer, random.Random(0), FollowingEngine(replace(SPEC, num_blocks=num_blocks)))
+def make_rig(tokenizer: Tokenizer, num_blocks: int = 40, strategy: Strategy = Strategy()) -> Overlapped:
+    engine = FollowingEngine(replace(SPEC, num_blocks=num_blocks))
+    return Overlapped(tokenizer, random.Random(0), engine, strategy=strategy)
 
 
 def held_at(rig: Overlapped, *requests: GenerateRequest) -> list[Carried]:
@@ -333,6 +335,26 @@ def test_online_requests_take_the_room_of_offline_ones_and_offline_ones_that_of_
         taker.replica.handovers.drop("a")
         taker.drain()
         assert list(taker.outcomes) == ["b"]
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("num_reserved", [3, 4])
+def test_an_offline_request_that_comes_leaves_the_reserve(tokenizer: Tokenizer, kind: Kind, num_reserved: int) -> None:
+    """Online requests held so many blocks before. Ten are there, one that runs has 3 and may need one more, and 3 are
+    to be taken."""
+    giver, taker = make_rig(tokenizer), make_rig(tokenizer, 10, Strategy(kv_reserve="burst"))
+    for now_s in (0.0, 1.0):
+        taker.replica._reserve.observe(now_s, num_reserved)
+    (carried,) = held_at(giver, request_of("a", kind))
+    taker.replica.submit(request_of("b", Kind.OFFLINE, first=600))
+    taker.begin()
+    taker.finish()
+    assert (taker.replica.num_reserved_blocks, taker.replica.pool.num_free) == (num_reserved, 7)
+    reserved = taker.replica.handovers.reserve(carried)
+    if kind is Kind.ONLINE or num_reserved == 3:
+        assert isinstance(reserved, Reserved)
+    else:
+        assert reserved == "7 blocks are free, of which 4 are kept for online requests, and it has 3"
 
 
 def test_blocks_that_wait_for_an_offline_request_are_nobodys_to_take(tokenizer: Tokenizer) -> None:

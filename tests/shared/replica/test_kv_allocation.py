@@ -199,6 +199,21 @@ def test_room_for_what_comes_from_another_replica(kind: Kind, num_needed: int) -
     replica.pool.check_integrity()
 
 
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("num_needed", [3, 5, 6])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_what_comes_leaves_the_reserve_as_what_enters_does(kind: Kind, num_needed: int, is_first: bool) -> None:
+    """Of 8 free blocks one is for who runs and two are reserved. An online request takes them, and so does an offline
+    one where nobody else is."""
+    held = [] if is_first else [("first", 20, Kind.OFFLINE)]
+    replica, engine = make_replica(8 if is_first else 10, *held)
+    if held:
+        run(replica, engine, {"first": 20})
+    sequence = LiveSequence.admit(make_request("coming", 16 * num_needed, 8, kind, first=7000), replica.spec, None)
+    has_room = kind is Kind.ONLINE or is_first or num_needed <= 5
+    assert replica._kv.reserve(sequence, 16 * num_needed, 2) == (0 if has_room else None)
+
+
 def test_what_has_come_runs_from_there() -> None:
     """The counts of blocks are as if it had begun here."""
     replica, engine = make_replica(12, ("first", 20, Kind.OFFLINE))
