@@ -42,8 +42,10 @@ def main() -> int:
 
 
 def _end_at_once(signum: int, _: FrameType | None) -> None:
-    """Of a process that loads: Python would wait for the thread that does. A container's first process gets no signal
-    that it does not handle."""
+    """Of a process that loads: Python would wait for the thread that does. A container's first process the system does
+    not end, by a signal that it does not handle."""
+    signal.signal(signum, signal.SIG_DFL)
+    signal.raise_signal(signum)
     os._exit(128 + signum)
 
 
