@@ -58,7 +58,10 @@ NatsReplicas = Annotated[
 ]
 TraceEndpoint = Annotated[
     str,
-    Meta(description="OTLP collector that spans go to, as http://localhost:4318/v1/traces; empty: none are made"),
+    Meta(
+        description="OTLP collector that spans go to, as http://localhost:4318/v1/traces; empty: none are made",
+        pattern="^(https?://.+)?$",
+    ),
 ]
 LogLevel = Annotated[
     str, Meta(description="debug, info, warning or error", extra=choices(("debug", "info", "warning", "error")))

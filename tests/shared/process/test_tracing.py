@@ -2,8 +2,11 @@ import socket
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
+from services.executor.settings import ExecutorSettings
+from services.gateway.settings import GatewaySettings
 from shared.process.tracing import CLOSE_S, Tracing
 
 NUM_SPANS = 1024  # told in two messages, of which each is waited for
@@ -23,3 +26,9 @@ def test_a_collector_that_is_silent_keeps_no_process_from_its_end(silent_url: st
     began_s = time.monotonic()
     tracing.close()
     assert time.monotonic() - began_s < CLOSE_S + 2
+
+
+@pytest.mark.parametrize("settings", [GatewaySettings, ExecutorSettings])
+def test_an_endpoint_that_no_span_could_be_sent_to_is_refused(settings: type[msgspec.Struct]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="https"):
+        msgspec.convert({"model_path": "m", "trace_endpoint": "localhost:4318"}, settings)
