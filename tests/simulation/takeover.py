@@ -1,5 +1,6 @@
 """Time, randomness and garbage collection of the whole interpreter, for as long as a run lasts."""
 
+import asyncio
 import gc
 import inspect
 import os
@@ -14,6 +15,7 @@ from unittest.mock import patch
 
 import numpy.random  # noqa: F401 (it draws random bytes when it is imported)
 from opentelemetry.sdk import resources
+from starlette import datastructures
 
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.process import CURRENT
@@ -47,6 +49,7 @@ def taken_over(loop: VirtualLoop, seed: str) -> Iterator[None]:
         (random, "_urandom", entropy),
         (socket, "gethostname", lambda: HOST),
         (resources, "get_aggregated_resources", lambda detectors, initial, *_: initial),  # it asks in threads
+        (datastructures, "run_in_threadpool", asyncio.to_thread),  # of uploads; anyio has threads of its own
     ]
     state = random.getstate()
     with ExitStack() as stack:
