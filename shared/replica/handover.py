@@ -55,8 +55,9 @@ class Handovers:
         self._live.asked |= dict.fromkeys(request_ids)
 
     def decoding(self, kind: Kind) -> list[tuple[str, int]]:
-        """Ids and tokens of the requests that could move now, or once their step has ended."""
-        return [(each.request_id, each.num_tokens) for each in self._decoding(kind) if not each.is_held]
+        """Ids and tokens of the requests that could move now, or once their step has ended, and are not to already."""
+        free = (each for each in self._decoding(kind) if not each.is_held and each.request_id not in self._live.asked)
+        return [(each.request_id, each.num_tokens) for each in free]
 
     def collect(self) -> list[Carried]:
         """Who moves from here on: they are held, with their KV, until it is said what became of it. Those asked for

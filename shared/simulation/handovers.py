@@ -81,8 +81,7 @@ class VirtualHandovers:
 
     def _asked(self, giver: VirtualExecutor, taker_id: str, wanted: Preference) -> None:
         """It reaches the giver."""
-        decoding = giver.replica.handovers.decoding(Kind.OFFLINE)
-        candidates = [each for each in decoding if each[0] not in self._pulled]
+        candidates = giver.replica.handovers.decoding(Kind.OFFLINE)
         chosen = nearest(wanted.num_tokens, candidates, wanted.num_requests, wanted.most_tokens)
         self._pulled |= dict.fromkeys(chosen, taker_id)
         self._awaited[taker_id] = dict.fromkeys(chosen)

@@ -82,9 +82,8 @@ class Pulling:
     # The relaxed side
 
     def asked(self, pull: Pull) -> None:
-        """Its nearest requests are to go there, once they are in no step; not those that another has asked for."""
-        decoding = self._replica.handovers.decoding(Kind.OFFLINE)
-        candidates = [each for each in decoding if each[0] not in self._asked_by]
+        """Its nearest requests are to go there, once they are in no step; not those that go to another."""
+        candidates = self._replica.handovers.decoding(Kind.OFFLINE)
         chosen = nearest(pull.num_tokens, candidates, pull.num_requests, pull.most_tokens)
         self._asked_by |= dict.fromkeys(chosen, pull.taker)
         self._replica.handovers.ask(chosen)

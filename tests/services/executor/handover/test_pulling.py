@@ -56,6 +56,22 @@ def test_no_request_is_for_two_who_ask(tokenizer: Tokenizer) -> None:
     assert takers == [first, first, first, second, second]
 
 
+def test_who_lost_its_kv_before_it_could_go_may_be_asked_for_again(tokenizer: Tokenizer) -> None:
+    rig = decoding(tokenizer, 1)
+    pulling, _ = pulling_of(rig.replica, ManualClock(), SimLink(OWN, SPEC, NO_TIME))
+    first, second = Place("first", "one"), Place("second", "one")
+    pulling.asked(Pull(first, 12, 1, 100))
+    (request,) = rig.replica.table.running(Kind.OFFLINE).values()
+    rig.replica._kv.lose(request)
+    assert rig.replica.handovers.collect() == []
+    while not rig.replica.handovers.decoding(Kind.OFFLINE):
+        assert rig.begin()
+        rig.finish()
+    pulling.forget_ended()
+    pulling.asked(Pull(second, 12, 1, 100))
+    assert [pulling.who_asked(each.request.request_id) for each in rig.replica.handovers.collect()] == [second]
+
+
 async def test_one_pull_at_a_time_unless_nothing_comes() -> None:
     """What was asked for is waited for, so long."""
     clock, link = ManualClock(), SimLink(OWN, SPEC, NO_TIME)
