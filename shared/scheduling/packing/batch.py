@@ -57,10 +57,12 @@ class BatchBuilder:
             self._latency_ms = self._model.predict_ms(self.features)
         return self._latency_ms
 
-    def bound(self, latency_budget_ms: float) -> None:
-        """What the whole step may take where bounded requests are added from here on."""
+    def bound(self, latency_budget_ms: float, lets_one_in: bool = False) -> None:
+        """What the whole step may take where bounded requests are added from here on. ``lets_one_in``: from here on,
+        if not before."""
         self.latency_budget_ms = latency_budget_ms
         self._is_bounded = latency_budget_ms < math.inf
+        self._lets_one_in = self._lets_one_in or lets_one_in
 
     @property
     def has_room(self) -> bool:

@@ -34,9 +34,10 @@ class OfflineScope(NamedTuple):
 class TwoPhasePacking:
     """HyGen's: online work as if it were alone, then offline work within the latency budget.
 
-    While no online request is held, the first offline one runs whatever the budget; beside online work it does so once
-    in ``PROBE_STEPS`` steps that have had none, so that a latency model that keeps all of them out is seen to be wrong,
-    but not under a budget of 0, which keeps them out on purpose.
+    While no online request is held, the first offline one runs whatever the budget, and so where those that are held
+    wait for blocks that only the end of offline ones gives them; beside online work it does so once in ``PROBE_STEPS``
+    steps that have had none, so that a latency model that keeps all of them out is seen to be wrong, but not under a
+    budget of 0, which keeps them out on purpose.
 
     The online phase may take the blocks of M_off (``StepState.num_offline_blocks``), none of them of requests in
     flight, which stay as they are. Blocks of paused requests count as free.
@@ -127,17 +128,24 @@ class _OnlineHeld:
 def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
     """All blocks that online work may have: those that are free, ``num_freed_blocks`` with them, and M_off."""
     num_blocks = state.num_free_blocks + state.num_offline_blocks + num_freed_blocks
-    holds_online = state.table.holds_online
-    budget_ms = state.policy.budget_ms(holds_online, state.model)
-    if not holds_online:
-        budget_ms = min(budget_ms, state.pace.most_idle_ms)
-    lets_one_in = not holds_online or (bool(budget_ms or state.policy.tolerance) and state.pace.probes)
+    budget_ms, lets_one_in = _budget(state, state.table.holds_online)
     return BatchBuilder(state.limits, state.model, budget_ms, num_blocks, state.cache, lets_one_in)
+
+
+def _budget(state: StepState, has_online: bool) -> tuple[float, bool]:
+    """L of a step, before its online part is known, and whether an offline request runs whatever that is."""
+    budget_ms = state.policy.budget_ms(has_online, state.model)
+    if not has_online:
+        return min(budget_ms, state.pace.most_idle_ms), True
+    return budget_ms, bool(budget_ms or state.policy.tolerance) and state.pace.probes
 
 
 def _bound(builder: BatchBuilder, state: StepState, limit: OnlineLimit) -> OnlineShare:
     """Offline work, after the online phase: by what that leaves of its limit, and where it is held to a tolerance by
     that."""
+    if not builder.entries and _waits_for_offline(state.table):
+        builder.bound(*_budget(state, has_online=False))
+        return NO_SHARE
     builder.bound(min(builder.latency_budget_ms, limit.offline_ms))
     if state.policy.tolerance is None or not builder.entries:
         return NO_SHARE
@@ -145,6 +153,12 @@ def _bound(builder: BatchBuilder, state: StepState, limit: OnlineLimit) -> Onlin
     share = OnlineShare(len(builder.entries), builder.latency_ms, state.policy.tolerance, has_prompts)
     builder.bound(min(state.pace.credit.budget_ms(share), limit.offline_ms))
     return share
+
+
+def _waits_for_offline(table: RequestTable) -> bool:
+    """Online requests are held, none of which could be added: nothing gives them blocks but the end of offline
+    requests."""
+    return table.holds_online and not any(each.is_in_flight for kind in Kind for each in table.running(kind).values())
 
 
 def _round_down(builder: BatchBuilder, state: StepState) -> int:

@@ -11,6 +11,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.limits import Limits
 from shared.scheduling.packing.pace import PROBE_STEPS, Pace
+from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
@@ -290,6 +291,29 @@ def test_an_idle_executor_runs_offline_work_whatever_the_budget(budget_ms: float
     assert TWO_PHASE.reconcile(state, [ScheduledRequest("far", Kind.OFFLINE, 1)], []).num_dropped == 0
     table.add(make_request("online"))
     assert [entry.kind for entry in plan(table, waiting, policy=policy).entries] == [Kind.ONLINE]
+
+
+@pytest.mark.parametrize("packing", ["two-phase", "mix-decoding", "kv-aware"])
+@pytest.mark.parametrize(
+    "policy", [Policy(0.0), Policy(5.0), Policy(0.0, tolerance=0.02)], ids=["no budget", "below any step", "tolerance"]
+)
+@pytest.mark.parametrize(
+    "online", [make_request("on", prompt=400), make_decode("on", context=160)], ids=["waits", "has started"]
+)
+def test_where_offline_requests_keep_the_blocks_that_online_ones_lack_they_go_on(
+    online: Request, policy: Policy, packing: str
+) -> None:
+    """As with keep-resident: nothing but their end frees any. The cheapest step takes 11 ms, a decode of theirs 13."""
+    holder, entrant = make_decode("off", Kind.OFFLINE, context=1599), make_request("new", Kind.OFFLINE, prompt=1)
+    table = make_table(online, holder)
+    state = dataclasses.replace(step_state(table, policy=policy, num_free_blocks=0), num_offline_blocks=0)
+    schedule = packing_named(packing).schedule(state, queue_of([entrant]))
+    assert schedule.entries == [ScheduledRequest("off", Kind.OFFLINE, 1)] and schedule.share == NO_SHARE
+    again = packing_named(packing).reconcile(state, schedule.entries, [])
+    assert again.entries == schedule.entries and again.num_dropped == 0
+    holder.num_in_flight_tokens = 1
+    assert packing_named(packing).schedule(state, queue_of([entrant])).entries == [], "its step is awaited"
+    holder.num_in_flight_tokens = 0
 
 
 @pytest.mark.parametrize(
