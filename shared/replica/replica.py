@@ -228,7 +228,8 @@ class Replica:
             self._in_flight.append(_Step(running, entries, copies, schedule.share, schedule.latency_ms))
             ahead = self._kv.restore(returning)
             self.copies_ahead = [ahead] if ahead else []
-            self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
+            num_lost = self.table.count(schedule.preempted, OFFLINE)
+            self._pace = self._pace.after(schedule, self.limits.max_num_seqs, num_lost)
             self.totals.steps_offline += running[-1][0].kind is OFFLINE  # entries are online first
             self._observe_online_blocks()
         return running

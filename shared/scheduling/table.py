@@ -159,6 +159,10 @@ class RequestTable:
         offline = (self._running[OFFLINE].values(), self._waiting[OFFLINE].values())
         return [_copy(request) for request in chain(self._running[ONLINE].values(), preempted, others, *offline)]
 
+    def count(self, request_ids: Iterable[str], kind: Kind) -> int:
+        """How many of these are here and of that kind."""
+        return sum(request_id in self._waiting[kind] or request_id in self._running[kind] for request_id in request_ids)
+
     def num_blocks(self, kind: Kind) -> int:
         """Blocks in the tables of running requests of one kind that are not paused; a shared block counts for each that
         shares it."""

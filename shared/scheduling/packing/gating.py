@@ -42,8 +42,8 @@ PRIOR_RUNS = 1024.0  # of requests in steps, without an eviction, that are taken
 
 
 class Evictions(msgspec.Struct, frozen=True, array_like=True):
-    """Of one executor's steps so far, the newest counted most. ``lost``: requests that lost their KV; ``runs``: offline
-    requests in steps, each step counted."""
+    """Of one executor's steps so far, the newest counted most. ``lost``: offline requests that lost their KV; ``runs``:
+    offline requests in steps, each step counted."""
 
     lost: Amount = 0.0
     runs: Amount = 0.0

@@ -49,15 +49,16 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
         """The same where steps are predicted by another latency model from here on."""
         return replace(self, credit=self.credit.of_new_model())
 
-    def after(self, schedule: Schedule, max_num_seqs: int) -> Pace:
+    def after(self, schedule: Schedule, max_num_seqs: int, num_lost: int = 0) -> Pace:
         """Once the schedule starts: the batch size doubles, up to ``max_num_seqs``, unless an online request stayed
-        out for lack of time; then it falls back (adaptive batch sizing, BROS section 4.2)."""
+        out for lack of time; then it falls back (adaptive batch sizing, BROS section 4.2). ``num_lost``: offline
+        requests among those that it preempts."""
         batch_size = BASE_BATCH_SIZE if schedule.hit_time_limit else 2 * self.batch_size
         entries, last_kind, num_online_only = schedule.entries, self.last_kind, self.num_online_only
         if entries:  # online first
             last_kind, num_online_only = entries[0].kind, num_online_only + 1 if entries[-1].kind is ONLINE else 0
         num_offline = len(entries) - bisect_left(entries, OFFLINE, key=_kind)
-        evictions = self.evictions.after(len(schedule.preempted), num_offline)
+        evictions = self.evictions.after(num_lost, num_offline)
         credit, batch_size = self.credit, min(batch_size, max_num_seqs)
         if schedule.share.num_requests:
             credit = credit.started(schedule.share, schedule.latency_ms)

@@ -17,7 +17,7 @@ from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.policy import Policy
-from shared.scheduling.request import Request
+from shared.scheduling.request import OFFLINE, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 
 
@@ -99,7 +99,8 @@ class Pipeline:
         while self._mirror.lacks_blocks and self._in_flight:
             self._end_oldest(policy, model)
         self._in_flight.append(entries)
-        self._mirror.pace = self._mirror.pace.after(plan.schedule, self._mirror.limits.max_num_seqs)
+        num_lost = table.count(plan.schedule.preempted, OFFLINE)
+        self._mirror.pace = self._mirror.pace.after(plan.schedule, self._mirror.limits.max_num_seqs, num_lost)
 
     def _end_oldest(self, policy: Policy, model: LatencyModel) -> None:
         """Steps leave a pipeline one after another, a K-th of their time apart."""

@@ -199,6 +199,16 @@ def test_room_for_what_comes_from_another_replica(kind: Kind, num_needed: int) -
     replica.pool.check_integrity()
 
 
+def test_online_requests_that_lose_their_kv_are_no_evictions_of_offline_ones() -> None:
+    """Which prompts may begin goes by these."""
+    held = [("on", 40, Kind.ONLINE), ("last", 40, Kind.ONLINE), ("off", 40, Kind.OFFLINE), ("stays", 40, Kind.OFFLINE)]
+    replica, engine = make_replica(12, *held)
+    run(replica, engine, {key: 40 for key, _, _ in held})
+    entries = [ScheduledRequest("on", Kind.ONLINE, 1), ScheduledRequest("stays", Kind.OFFLINE, 1)]
+    replica.allocate(Schedule(entries, ["last", "off"], 0.0))
+    assert replica.totals.preemptions == 2 and replica.pace.evictions.lost == 1
+
+
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("num_needed", [3, 5, 6])
 @pytest.mark.parametrize("is_first", [False, True])

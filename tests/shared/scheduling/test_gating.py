@@ -148,7 +148,7 @@ def test_evictions_are_counted_by_step_and_fade() -> None:
         pace = pace.after(Schedule([online, entry, entry], [], 1.0), 64)
     assert pace.evictions.hazard == 0.0
     assert pace.evictions.runs == pytest.approx(200, rel=0.02)
-    pace = pace.after(Schedule([online], ["a", "b"], 1.0), 64)
+    pace = pace.after(Schedule([online], ["a", "b", "online"], 1.0), 64, num_lost=2)
     seen = pace.evictions.hazard
     assert seen == pytest.approx(2 / (PRIOR_RUNS + 200), rel=0.01)
     for _ in range(3 * WINDOW_STEPS):

@@ -32,7 +32,7 @@ schedules = st.builds(schedule_of, counts, counts, counts, st.booleans(), st.sam
 def test_what_is_remembered_is_what_all_steps_say(steps: list[Schedule], max_num_seqs: int) -> None:
     pace, batch_size, credit = Pace(), BASE_BATCH_SIZE, Credit()
     for count, step in enumerate(steps, start=1):
-        pace = pace.after(step, max_num_seqs)
+        pace = pace.after(step, max_num_seqs, len(step.preempted))
         batch_size = min(BASE_BATCH_SIZE if step.hit_time_limit else 2 * batch_size, max_num_seqs)
         credit = credit.started(SHARE, 12.0) if step.share is SHARE else credit
         kinds = [[entry.kind for entry in each.entries] for each in steps[:count] if each.entries]

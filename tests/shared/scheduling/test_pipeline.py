@@ -193,6 +193,18 @@ def test_a_step_is_planned_at_the_pace_and_the_time_at_which_it_starts(
     assert executor.mirror.pace == replace(started, now_ms=pytest.approx(started.now_ms))
 
 
+def test_of_those_whom_a_planned_step_preempts_the_offline_ones_are_evictions() -> None:
+    executor = Executor(2, Limits(16, NUM_BLOCKS, 64, 5), [])
+    kinds = {"runs": Kind.ONLINE, "on": Kind.ONLINE, "off": Kind.OFFLINE, "stays": Kind.ONLINE}
+    held = [make_decode(name, kind, context=20) for name, kind in kinds.items()]
+    held[0].num_in_flight_tokens = 1
+    executor.pipeline.keep(Schedule([ScheduledRequest("stays", Kind.ONLINE, 1)], ["on", "off"], 0.0), [])
+    executor.mirror.observe(held, [], NUM_BLOCKS - 8)
+    executor.pipeline.observe(0, [[ScheduledRequest("runs", Kind.ONLINE, 1)]])
+    executor.pipeline.plan(no_queue, executor.policy, MODEL)
+    assert executor.mirror.pace.evictions.lost == 1
+
+
 def test_a_planned_step_has_the_blocks_of_who_ends_before_it() -> None:
     """And no others: who waits after it finds two."""
     executor = Executor(1, Limits(16, 12, 512, 5), [])
