@@ -13,7 +13,7 @@ from shared.clock import Clock
 from shared.errors import BusError
 from shared.latency.model import LatencyModel
 from shared.offline_queue.offline_pool import OfflinePool
-from shared.offline_queue.scheduler import Scheduler, why_never_held_by_any
+from shared.offline_queue.scheduler import MAX_PLAN_BYTES, Scheduler, why_never_held_by_any
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.handover import Taken
@@ -129,7 +129,8 @@ class ExecutorDesk:
             role = self._attached.acting_role(info.executor_id)
             return self._tuning.policy(info, role), self._tuning.model(info.profile_key)
 
-        scheduler = Scheduler(info, self._pool, tuning, self._clock, self._why_hopeless)
+        max_plan_bytes = min(MAX_PLAN_BYTES, self._bus.max_payload // 2)
+        scheduler = Scheduler(info, self._pool, tuning, self._clock, self._why_hopeless, max_plan_bytes)
         attached = Attached(scheduler, self._clock.monotonic_s(), was_asked=was_asked)
         self._attached[info.executor_id] = attached
 

@@ -254,6 +254,11 @@ class Connection:
         return bool(self._client.is_connected)
 
     @property
+    def max_payload(self) -> int:
+        """Bytes of a message that the server takes."""
+        return int(self._client.max_payload)
+
+    @property
     def num_servers(self) -> int:
         """That take clients, as the one that it is connected to tells."""
         return max(1, len(set(self._client._server_info.get("connect_urls") or ())))

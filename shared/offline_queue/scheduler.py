@@ -24,7 +24,7 @@ from shared.scheduling.policy import Policy
 from shared.scheduling.request import OFFLINE, Request
 from shared.scheduling.schedule import Schedule
 
-MAX_PLAN_BYTES = 4 * 1024**2  # of the requests that one plan brings: half of what a message may have
+MAX_PLAN_BYTES = 4 * 1024**2  # of the requests that one plan brings
 MAX_SET_ASIDE = 256  # requests that one plan passes over, since they are too large
 
 
@@ -47,15 +47,17 @@ class Scheduler:
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
         why_hopeless: Callable[[Request], str] | None = None,
+        max_plan_bytes: int = MAX_PLAN_BYTES,
     ) -> None:
         """``why_hopeless``: why no executor can hold a request, empty where one can, or may come; None where this is
-        the only one."""
+        the only one. ``max_plan_bytes``: no more than half of what a message may have."""
         self.info = info
         self.takes_requests = True  # False: none enters, those that are there go on
         self._pool = pool
         self._tuning = tuning
         self._clock = clock
         self._why_hopeless = why_hopeless
+        self._max_plan_bytes = max_plan_bytes
         self._refused: list[Ended] = []
         self._rate = info.strategy.make_offline_rate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
@@ -278,7 +280,7 @@ class Scheduler:
                     continue
                 has_suspect = True
             size = self._pool.num_bytes(request.request_id)
-            if num_bytes and num_bytes + size > MAX_PLAN_BYTES:
+            if num_bytes and num_bytes + size > self._max_plan_bytes:
                 return
             num_bytes += size
             yield request

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from msgspec.structs import replace
-from openai.types import Batch, FileObject
+from openai.types import Batch, BatchRequestCounts, FileObject
 
 from shared.bus import Bus
 from shared.protocol import subjects
@@ -52,6 +52,13 @@ def until_ended(rig: GatewayRig, batch_id: str) -> Batch:
 
     wait_until(has_ended, rig.logs, WAIT_S)
     return rig.openai.batches.retrieve(batch_id)
+
+
+def test_requests_that_are_together_more_than_the_bus_takes_enter_one_after_the_other(rig: GatewayRig) -> None:
+    """This nats-server takes 1 MiB in a message, as it does where nobody says anything else; these have 2.4."""
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 2, "allowed_token_ids": [*range(40000, 48000)]}
+    batch_id = rig.submit_batch([body] * 60)
+    assert until_ended(rig, batch_id).request_counts == BatchRequestCounts(total=60, completed=60, failed=0)
 
 
 def until_in_progress(rig: GatewayRig, batch_id: str) -> None:
