@@ -33,6 +33,8 @@ DROPPED_PERIOD_S = 1.0  # of log lines about dropped messages
 # Of what a server says before it closes a connection: what another try may have put right.
 NOT_LET_IN = ("authorization violation", "authorization failed", "authentication expired", "authentication revoked")
 
+NO_JETSTREAM = "JetStream does not answer; nats-server has it with -js, or with jetstream {} in its configuration"
+
 FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
 
 T = TypeVar("T")
@@ -410,5 +412,7 @@ class failing_as(keeping_cancellation):
         super().__exit__(kind, error, traceback)
         if isinstance(error, nats.errors.MaxPayloadError):
             raise TooLargeForBusError(f"{self._doing}: the message is over the bus's limit") from error
+        if isinstance(error, nats.js.errors.ServiceUnavailableError) and error.code is None:  # nobody listens
+            raise BusError(f"{self._doing}: {NO_JETSTREAM}") from error
         if isinstance(error, FAILURES):
             raise BusError(f"{self._doing}: {str(error) or repr(error)}") from error

@@ -31,9 +31,9 @@ class Server(Protocol):
 
 
 class RealServer:
-    """A nats-server process, its store in the folder."""
+    """A nats-server process, its store in the folder; without one it stores nothing."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path | None) -> None:
         self._port = free_port()
         self._store = store
         self.url = f"nats://127.0.0.1:{self._port}"
@@ -41,7 +41,8 @@ class RealServer:
 
     def start(self) -> None:
         listen = ["-a", "127.0.0.1", "-p", str(self._port)]
-        command = [nats_server_binary(), *listen, "-js", "-sd", str(self._store)]
+        stores = [] if self._store is None else ["-js", "-sd", str(self._store)]
+        command = [nats_server_binary(), *listen, *stores]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for_port(self._port, self._process)
 

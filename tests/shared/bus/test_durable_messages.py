@@ -18,7 +18,7 @@ from shared.protocol import subjects
 from shared.protocol.offline.batches import FileObject
 from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
-from tests.shared.bus.servers import Server, until
+from tests.shared.bus.servers import RealServer, Server, until
 
 WORK = subjects.of_model("m")  # what is stored is of this model
 
@@ -398,3 +398,15 @@ async def test_an_object_that_a_kill_cut_short_is_none(server: Server, bus: Bus)
     assert await objects.unneeded() == {}
     assert await bus.subjects(STREAM, f"{CHUNKS}>") != set()
     assert b"".join([chunk async for chunk in objects.chunks("file-1")]) == whole
+
+
+async def test_a_server_that_stores_nothing_is_told_of() -> None:
+    server = RealServer(None)
+    try:
+        bus = await Bus.connect(server.url, "test")
+        for storing in (bus.bucket("test_numbers", int), bus.ensure_streams(), bus.objects()):
+            with pytest.raises(BusError, match="JetStream does not answer"):
+                await storing
+        await bus.close()
+    finally:
+        server.kill()
