@@ -58,6 +58,7 @@ HEARTBEAT_S = 1.0
 IDLE_BEATS = 10  # of which one goes with the state of an executor that holds nothing
 DRAIN_LOOK_S = 0.05
 RESULTS_DRAIN_S = 5.0
+AROUND_HASHES_BYTES = 1024  # of a message that tells of a prefix cache
 SIGN_OFF_S = 3.0  # of a process that is killed soon
 
 
@@ -278,7 +279,7 @@ class ExecutorService(Service):
     async def _on_cache(self, _: object) -> CacheChanges:
         """Who asks has come lately, or has missed something."""
         await self._loop.announce_idle()
-        return self._replica.pool.cache_snapshot()
+        return self._replica.pool.cache_snapshot().within(self._bus.max_payload - AROUND_HASHES_BYTES)
 
     async def _on_drain(self, order: SetDraining) -> Heartbeat:
         """Everybody hears of it at once. Requests on their way are taken if online; offline ones go back."""

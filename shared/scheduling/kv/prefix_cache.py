@@ -56,6 +56,14 @@ class CacheChanges(msgspec.Struct, frozen=True, array_like=True):
     is_whole: bool = False
     blocks: Annotated[tuple[BlockChanges, ...], Meta(max_length=len(Kind))] = ()
 
+    def within(self, num_bytes: int) -> "CacheChanges":
+        """Of a whole one so much that its hashes have no more bytes, the held ones first. Whoever is told it does not
+        find the others."""
+        most = num_bytes // max(1, len(self.blocks)) // HASH_BYTES * HASH_BYTES
+        held = (each.held[:most] for each in self.blocks)
+        kept = (BlockChanges(few, each.free[: most - len(few)]) for few, each in zip(held, self.blocks, strict=True))
+        return CacheChanges(self.version, self.is_whole, tuple(kept))
+
 
 class PrefixCacheMirror:
     """A pool's prefix cache as its messages tell it, from the pool's beginning or from a whole message on. What is
