@@ -15,10 +15,13 @@ def wanted_by(
     replica: Replica, entries: Iterable[ScheduledRequest], policy: Policy, model: LatencyModel, margin: float
 ) -> Preference | None:
     """None for nothing. ``entries``: what the last step ran, nothing where none did; ``margin``: of the latency budget,
-    the share that has to be left. Under a tolerance there is no such budget but while no online request is here."""
+    the share that has to be left. Under a tolerance there is no such budget but while no online request is here. While
+    online requests stand still for lack of time nothing is wanted."""
     if not policy.offline_enabled:
         return None
-    table, limits = replica.table, replica.limits
+    table, limits, entries = replica.table, replica.limits, list(entries)
+    if policy.sheds_online and not _have_run(table.running(Kind.ONLINE), entries):
+        return None
     batch, has_all = last_batch(table, entries)
     num_running = len(table.running(Kind.ONLINE)) + len(table.running(Kind.OFFLINE))
     num_free_blocks = replica.pool.num_free - replica.num_reserved_blocks - num_running  # each may need one more
@@ -32,3 +35,9 @@ def wanted_by(
     )
     limit_ms = policy.latency_budget_ms or policy.budget_ms(table.holds_online, model)
     return preference(node, limit_ms, margin)
+
+
+def _have_run(request_ids: Iterable[str], entries: Iterable[ScheduledRequest]) -> bool:
+    """All of them."""
+    scheduled = {entry.request_id for entry in entries}  # membership only
+    return all(request_id in scheduled for request_id in request_ids)

@@ -34,15 +34,23 @@ class OnlineLimit:
 class OldestDecodes(OnlineLimit):
     """Of online requests that decode, the first to start, as many as end in time; at least one in a step. The others
     keep their KV and wait until some of these have ended: a portion is sacrificed so that the rest keeps its SLO (OOCO
-    section 3.4.4). Prompts are not bounded."""
+    section 3.4.4). Prompts are not bounded. While one stands still no offline work makes steps longer: online requests
+    are always first, all of them."""
 
     def __init__(self, builder: BatchBuilder, limit_ms: float) -> None:
         self._builder = builder
         self._limit_ms = limit_ms
+        self._leaves_any_out = False
+
+    @property
+    def offline_ms(self) -> float:
+        return 0.0 if self._leaves_any_out else math.inf
 
     def decodes(self, requests: list[Request]) -> list[Request]:
         least = 0 if self._builder.entries else 1
-        return requests[: max(least, self._builder.num_decodes_within(requests, self._limit_ms))]
+        oldest = requests[: max(least, self._builder.num_decodes_within(requests, self._limit_ms))]
+        self._leaves_any_out = len(oldest) < len(requests)
+        return oldest
 
 
 class TightestDeadline(OnlineLimit):

@@ -75,6 +75,15 @@ def make_busy(num_blocks: int = NUM_BLOCKS, max_num_seqs: int = 16) -> tuple[Rep
     return replica, [ScheduledRequest(kind.name, kind, 1) for kind in Kind]
 
 
+def test_nothing_while_an_online_request_stands_still() -> None:
+    """Alg. 1 line 2: all requests are in B. Where none is left out on purpose, one that was not has just come."""
+    replica, (online, offline) = make_busy()
+    for sheds in (False, True):
+        policy = replace(POLICY, sheds_online=sheds)
+        assert wanted_by(replica, [online, offline], policy, MODEL, 0.1) is not None
+        assert (wanted_by(replica, [offline], policy, MODEL, 0.1) is None) is sheds
+
+
 @pytest.mark.parametrize(("num_blocks", "max_num_seqs"), [(NUM_BLOCKS, 5), (9, 16), (NUM_BLOCKS, 2), (6, 16)])
 def test_of_either_kind_who_runs_keeps_a_place_and_a_block(num_blocks: int, max_num_seqs: int) -> None:
     """As many are wanted as saturate it, or, where it has no places for them, as it has."""

@@ -290,6 +290,17 @@ def test_where_online_work_is_too_much_the_oldest_run(lens: list[int], budget_ms
         assert len(mixed(policy, *held).entries) == len(held)
 
 
+@given(lens=st.lists(st.integers(1, 3000), min_size=1, max_size=6), offline=st.lists(st.integers(1, 300), max_size=4))
+def test_beside_online_requests_that_stand_still_no_offline_one_runs(lens: list[int], offline: list[int]) -> None:
+    """Nor does one that a plan brings which was made before somebody had to."""
+    held = [*decodes_of(lens, Kind.ONLINE), *decodes_of(offline)]
+    state = mix_state(mix_policy(20.0, Role.STRICT, sheds_online=True), *held)
+    plan = [ScheduledRequest(request.request_id, request.kind, 1) for request in held]
+    for schedule in (MIX.schedule(state, no_queue), MIX.reconcile(state, plan, [])):
+        kinds = [entry.kind for entry in schedule.entries]
+        assert kinds.count(Kind.ONLINE) == len(lens) or Kind.OFFLINE not in kinds
+
+
 def test_the_strategy_makes_the_policy() -> None:
     policy = Strategy.of("ooco").policy(40.0)
     assert (policy.packing, policy.sheds_online, policy.mix_samples) == ("mix-decoding", False, 8)
