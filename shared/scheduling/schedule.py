@@ -1,5 +1,7 @@
 """What one step runs."""
 
+import math
+
 import msgspec
 
 from shared.bounds import Positive
@@ -27,4 +29,5 @@ class Schedule(msgspec.Struct, frozen=True):
     num_dropped: int = 0  # entries of a plan that no longer fitted
     hit_time_limit: bool = False  # an online request stayed out because the step would have taken too long
     share: OnlineShare = NO_SHARE
+    spare_ms: float = math.inf  # what is left of the time that the step may take on account of offline work
     gives_way: str = LATEST  # who, where its blocks turn out to be short: a rule of ``packing.giving_way``

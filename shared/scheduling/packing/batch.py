@@ -57,6 +57,11 @@ class BatchBuilder:
             self._latency_ms = self._model.predict_ms(self.features)
         return self._latency_ms
 
+    @property
+    def spare_ms(self) -> float:
+        """What is left of the latency budget; negative where the batch takes longer."""
+        return self.latency_budget_ms - self.latency_ms
+
     def bound(self, latency_budget_ms: float, lets_one_in: bool = False) -> None:
         """What the whole step may take where bounded requests are added from here on. ``lets_one_in``: from here on,
         if not before."""

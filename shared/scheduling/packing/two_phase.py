@@ -69,7 +69,7 @@ class TwoPhasePacking:
         if state.policy.offline_enabled:
             preempted += self.offline_phase(builder, state, offline_queue, preempted)
             _round_down(builder, state)
-        return Schedule(builder.entries, preempted, builder.latency_ms, share=share, gives_way=gives_way)
+        return _schedule(builder, preempted, share, gives_way)
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
         """Requests that ended are forgotten, online requests that have just arrived enter (UPDATE_BUDGET), and offline
@@ -92,7 +92,7 @@ class TwoPhasePacking:
         if state.policy.offline_enabled:
             num_dropped = _keep_what_fits(builder, state, plan, lost, self.scope(state, builder))
             num_dropped += _round_down(builder, state)
-        return Schedule(builder.entries, lost, builder.latency_ms, num_dropped, share=share, gives_way=gives_way)
+        return _schedule(builder, lost, share, gives_way, num_dropped)
 
     def online_limit(self, state: StepState, builder: BatchBuilder, decodes: Sequence[Request]) -> OnlineLimit:
         """What bounds chunks of online prompts, and all of offline work beside the latency budget: nothing.
@@ -153,6 +153,13 @@ def _bound(builder: BatchBuilder, state: StepState, limit: OnlineLimit) -> Onlin
     share = OnlineShare(len(builder.entries), builder.latency_ms, state.policy.tolerance, has_prompts)
     builder.bound(min(state.pace.credit.budget_ms(share), limit.offline_ms))
     return share
+
+
+def _schedule(
+    builder: BatchBuilder, preempted: list[str], share: OnlineShare, gives_way: str, num_dropped: int = 0
+) -> Schedule:
+    made = builder.entries, preempted, builder.latency_ms
+    return Schedule(*made, num_dropped, share=share, spare_ms=builder.spare_ms, gives_way=gives_way)
 
 
 def _waits_for_offline(table: RequestTable) -> bool:

@@ -40,7 +40,8 @@ class DeadlinePacking(OneWayPacking):
             part = _OfflinePart(builder, online, state)
             part.pack(offline, preempted)
             preempted += part.lost
-        return Schedule(builder.entries, preempted, builder.latency_ms, hit_time_limit=online.hit_time_limit)
+        made, hit_time_limit = (builder.entries, preempted, builder.latency_ms), online.hit_time_limit
+        return Schedule(*made, hit_time_limit=hit_time_limit, spare_ms=builder.spare_ms)
 
 
 class _OnlinePart:
