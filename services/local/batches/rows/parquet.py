@@ -26,7 +26,8 @@ def parquet_columns(path: Path, name: str) -> list[str]:
 def parquet_rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
     """Raises RowsError."""
     with _opened(path, name) as file:
-        for group in file.iter_batches(batch_size=GROUP_ROWS):
+        groups = file.iter_batches(batch_size=GROUP_ROWS)
+        while (group := _next_group(groups, name)) is not None:
             yield from group.to_pylist()
 
 
@@ -45,7 +46,9 @@ class ParquetTable:
         type_of = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
         own = list(base) if base is not None else [pa.field(name, type_of[kind]) for name, kind in kinds.items()]
         self._schema = pa.schema([*own, *(pa.field(name, pa.string()) for name in texts)])
-        self._texts = [] if base is not None else [name for name, kind in kinds.items() if kind is str]
+        own_kinds = {} if base is not None else kinds
+        self._texts = [name for name, kind in own_kinds.items() if kind is str]
+        self._floats = [name for name, kind in own_kinds.items() if kind is float]
         self._pa = pa
         self._writer = pa.parquet.ParquetWriter(sink, self._schema)
         self._rows: list[dict[str, Any]] = []
@@ -53,12 +56,17 @@ class ParquetTable:
     def write(self, values: dict[str, Any]) -> None:
         """What is no text and stands in a column of text is written as JSON has it."""
         texts = {name: text_of(values[name]) for name in self._texts if values.get(name) is not None}
-        self._rows.append(values | texts)
+        floats = {name: float(values[name]) for name in self._floats if values.get(name) is not None}
+        self._rows.append(values | texts | floats)
         if len(self._rows) == ROW_GROUP_ROWS:
             self._flush()
 
     def close(self) -> None:
         self._flush()
+        self._writer.close()
+
+    def let_go(self) -> None:
+        """Of ``sink``, also where it was not closed: pyarrow would write to it when it likes."""
         self._writer.close()
 
     def _flush(self) -> None:
@@ -80,6 +88,14 @@ def _opened(path: Path, name: str) -> Iterator[Any]:
         raise RowsError(f"{name} cannot be read as Parquet: {error}") from error
     with file:
         yield file
+
+
+def _next_group(groups: Iterator[Any], name: str) -> Any | None:
+    """Raises RowsError."""
+    try:
+        return next(groups, None)
+    except (_pyarrow().ArrowException, OSError) as error:
+        raise RowsError(f"{name} cannot be read as Parquet: {error}") from error
 
 
 def _pyarrow() -> Any:

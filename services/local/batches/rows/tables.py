@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -19,6 +19,7 @@ from services.local.batches.rows.values import text_of
 from services.local.commands.server import whole_file
 
 KINDS = (bool, int, float, str)  # of Parquet's columns; what is none of these, or of several, is text
+INT64 = range(-(2**63), 2**63)  # an integer beyond it is text too
 
 Values = dict[str, Any]
 
@@ -68,10 +69,11 @@ def table_at(path: Path, columns: Columns, more: Sequence[str], replace: bool) -
     """Its file has its name once all is written. ``more``: columns of text that follow. Raises OSError and
     RowsError."""
     format, names = table_format(path), [*columns.kinds, *more]
-    with whole_file(path, replace) as sink:
+    with whole_file(path, replace) as sink, ExitStack() as at_end:
         table: Table
         if format == "parquet":
             table = ParquetTable(sink, columns.schema, columns.kinds, list(more))
+            at_end.callback(table.let_go)
         else:
             table = _JsonTable(sink) if format == "jsonl" else _CsvTable(sink, names, "\t" if format == "tsv" else ",")
         yield table
@@ -109,13 +111,18 @@ def _kinds(rows: Iterable[Values]) -> dict[str, type]:
     kinds: dict[str, type] = {}
     for values in rows:
         for name, value in values.items():
-            own = type(value) if type(value) in KINDS else str
+            own = _kind_of(value)
             before = kinds.get(name)
             if before is None:
                 kinds[name] = own if value is not None else type(None)
             elif value is not None and before is not own:
                 kinds[name] = _wider(before, own)
     return {name: str if kind is type(None) else kind for name, kind in kinds.items()}
+
+
+def _kind_of(value: Any) -> type:
+    kind = type(value)
+    return kind if kind in KINDS and (kind is not int or value in INT64) else str
 
 
 def _wider(one: type, other: type) -> type:

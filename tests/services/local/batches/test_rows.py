@@ -1,6 +1,7 @@
 """Rows of every format, the prompts made of them, and the tables that answers are written to."""
 
 import csv
+import gc
 import json
 import sys
 from pathlib import Path
@@ -194,3 +195,41 @@ def test_parquet_of_other_rows_has_the_types_that_they_all_have(tmp_path: Path) 
         {"i": 1, "f": 1.0, "m": "1", "b": True, "t": '{"x":1}', "z": None, "answer": "is 1,\n"},
         {"i": None, "f": 2.5, "m": "x", "b": False, "t": "s", "z": None, "answer": None},
     ]
+
+
+def test_numbers_that_parquet_has_no_type_for_are_written_all_the_same(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    rows = [{"i": 2**63, "m": 2**53 + 1, "n": -(2**63)}, {"i": 1, "m": 0.5, "n": 2**63 - 1}]
+    file = row_file(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    written(file, tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet").drop_columns("answer").to_pylist() == [
+        {"i": str(2**63), "m": float(2**53), "n": -(2**63)},
+        {"i": "1", "m": 0.5, "n": 2**63 - 1},
+    ]
+
+
+def test_parquet_that_is_broken_inside_is_named(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"text": [f"row {number}" for number in range(5000)]}), tmp_path / "a.parquet")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    file = row_file(tmp_path / "b.parquet", whole[:1000] + b"\xff" * 2000 + whole[3000:])
+    assert file.columns() == ["text"]
+    with pytest.raises(RowsError, match=r"b.parquet cannot be read as Parquet"):
+        read(file)
+
+
+def test_a_parquet_table_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow.parquet")
+    late: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", late.append)
+
+    def give_up() -> None:
+        with table_at(tmp_path / "out.parquet", Columns({"n": int}), MORE, replace=False) as table:
+            table.write({"n": 1, "answer": "a"})
+            raise RowsError("no more")
+
+    with pytest.raises(RowsError, match="no more"):
+        give_up()
+    gc.collect()
+    assert (late, list(tmp_path.iterdir())) == ([], [])
