@@ -6,6 +6,7 @@ import typer
 from typer.main import get_command
 
 from services.local.command_group import CommandGroup
+from services.local.unwritten import open_closed_streams
 
 HERE = "services.local.commands"
 
@@ -71,4 +72,5 @@ command: Any = get_command(app)
 
 def main() -> None:
     """The console script."""
+    open_closed_streams()
     command(prog_name="slackwater")

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.local.batches.options import error_path, require_writable
+from services.local.batches.options import error_path, require_other, require_writable
 from services.local.batches.results import (
     Chains,
     Written,
@@ -29,12 +29,16 @@ class AnswerFiles:
     output: Path | None
     force: bool
 
-    def require(self, rows: RowFile | None) -> None:
-        """Before anything is sent. Raises BadParameter and RowsError where answers could not be written."""
+    def require(self, rows: RowFile | None, requests: Path | None = None) -> None:
+        """Before anything is sent. ``requests``: the file that they are read from. Raises BadParameter and RowsError
+        where answers could not be written, or would take the place of the requests."""
         if self.output is None:
             return
         is_raw = rows is None and not self.is_table
-        require_writable(self.output, *([error_path(self.output)] if is_raw else []), force=self.force)
+        paths = [self.output, error_path(self.output)] if is_raw else [self.output]
+        require_writable(*paths, force=self.force)
+        if rows is None and requests is not None:
+            require_other(requests, *paths)
         if rows is not None:
             require_format(self.output)
             require_columns(rows, Columns.of(rows))

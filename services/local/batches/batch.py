@@ -19,6 +19,7 @@ JOB_PREFIX, TIME_DIGITS = "job_", 12  # of new_id
 EXIT_OF = {"completed": 3, "failed": 4, "expired": 5, "cancelled": 6}  # where not every line is done
 WORST_FIRST = ("failed", "expired", "cancelled", "completed")
 PAGE = 100
+FIELDS = ("id", "status", "created_at")  # that every batch has
 CLOCK_SKEW_S = 24 * 3600  # between the one who names a job and the server
 
 
@@ -50,7 +51,7 @@ def exit_status_of(batches: list[Json]) -> int:
 def batches_of(client: ApiClient, id: str) -> list[Json]:
     """The batch of the id, or those of a job in the order of their rows. Raises ApiError where there is none."""
     if not id.startswith(JOB_PREFIX):
-        return [client.get(f"/v1/batches/{id}")]
+        return [client.get(f"/v1/batches/{id}", needs=FIELDS)]
     parts = parts_of(client, id) if JOB_ID.fullmatch(id) else {}
     if not parts:
         raise ApiError(f"no such job: {id}")

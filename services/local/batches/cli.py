@@ -6,7 +6,7 @@ import typer
 
 from services.local.batches import commands
 from services.local.batches.answer_files import AnswerFiles
-from services.local.batches.batch import batches_of, has_ended
+from services.local.batches.batch import FIELDS, batches_of, has_ended
 from services.local.batches.ending import KEPT, kept, show_batches
 from services.local.batches.listing import print_batches
 from services.local.batches.options import BatchId, ForceOption, OutputOption
@@ -31,7 +31,7 @@ def list_batches(
 ) -> None:
     """List batches, the newest first."""
     with server.client() as client:
-        page = client.get("/v1/batches", limit=limit, after=after)
+        page = client.get("/v1/batches", needs=("data",), limit=limit, after=after)
     show(page, as_json, lambda page: print_batches(*page["data"]))
 
 
@@ -74,7 +74,9 @@ def cancel(batch_id: BatchId, server: ServerOptions, as_json: JsonOption = False
     with server.client() as client:
         batches = batches_of(client, batch_id)
         cancelled = [
-            batch if len(batches) > 1 and has_ended(batch) else client.post(f"/v1/batches/{batch['id']}/cancel")
+            batch
+            if len(batches) > 1 and has_ended(batch)
+            else client.post(f"/v1/batches/{batch['id']}/cancel", needs=FIELDS)
             for batch in batches
         ]
         show_batches(batch_id, cancelled, as_json)

@@ -85,16 +85,16 @@ def submit(
     files, attached = AnswerFiles(output, force), metadata_from(metadata)
     with source_of(file, output, force) as source:
         rows = _rows_of(source, prompts)
-        files.require(rows)
+        files.require(rows, source.path)
         asked = endpoint or (CHAT if rows else _endpoint_of(source))
         with server.client() as client:
             with Telling.on_stderr() as telling:
                 submission = Submission(client, telling, asked, window, attached)
                 id, batches = _submit(submission, source, rows, prompts, resume)
-                with kept(KEPT, _again(id, rows, files)):
+                with kept(KEPT, _again(id, source, rows, files)):
                     if wait or output:
                         batches = wait_for(client, [batch["id"] for batch in batches], telling)
-            with kept(KEPT, _again(id, rows, files)):
+            with kept(KEPT, _again(id, source, rows, files)):
                 show_batches(id, batches, as_json)
                 written = None
                 if rows is None and not files.is_table:
@@ -234,13 +234,13 @@ def _row_file(path: Path | None, format: str | None) -> RowFile | None:
     return None if path is None else RowFile(path, format or format_of(path), path.name)
 
 
-def _again(id: str, rows: RowFile | None, files: AnswerFiles) -> str:
+def _again(id: str, source: Source, rows: RowFile | None, files: AnswerFiles) -> str:
     """The command that fetches the results."""
     if rows is None:
         return f"slackwater batch get {id} --output FILE"
     output = shlex.quote(str(files.output or "FILE"))
-    beside = f"--rows {shlex.quote(str(rows.path))} --format {rows.format}"
-    return f"slackwater batch wait {id}; slackwater batch results {id} --output {output} {beside}"
+    beside = "" if source.is_passing else f" --rows {shlex.quote(str(rows.path))} --format {rows.format}"
+    return f"slackwater batch wait {id}; slackwater batch results {id} --output {output}{beside}"
 
 
 def _require_ended(batch: Json) -> None:

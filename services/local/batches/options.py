@@ -172,6 +172,13 @@ def require_writable(*paths: Path, force: bool) -> None:
         raise typer.BadParameter(f"cannot write {path}: {problem}", param_hint="'--output'")
 
 
+def require_other(requests: Path, *paths: Path) -> None:
+    """Raises BadParameter where results would take the place of the requests."""
+    for path in paths:
+        if path.exists() and path.samefile(requests):
+            raise typer.BadParameter(f"{path} is what is submitted; name another file", param_hint="'--output'")
+
+
 def error_path(output: Path) -> Path:
     """Where failed lines are written as the API has them."""
     return output.with_suffix(".errors.jsonl")

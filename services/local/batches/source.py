@@ -23,11 +23,13 @@ REQUEST_FIELDS = ("custom_id", "method", "url", "body")
 
 @dataclass(slots=True)
 class Source:
-    """``is_needed``: a copy stays, since its rows were sent, and their answers are not written beside them yet."""
+    """``is_needed``: a copy stays, since its rows were sent, and their answers are not written beside them yet.
+    ``is_passing``: the copy is gone when the command ends, whatever happens."""
 
     path: Path
     name: str
     is_needed: bool = False
+    is_passing: bool = False
 
     def rows(self, format: str | None) -> RowFile:
         return RowFile(self.path, format or format_of(self.path), self.name)
@@ -53,7 +55,7 @@ def source_of(path: Path, output: Path | None, force: bool) -> Iterator[Source]:
     elif output is None or (output.exists() and not output.is_file()):
         with tempfile.NamedTemporaryFile(prefix="slackwater-") as copy:
             _copy(path, copy.file)
-            yield Source(Path(copy.name), _name_of(path))
+            yield Source(Path(copy.name), _name_of(path), is_passing=True)
     else:
         kept = output.with_name(f"{output.name}.stdin")
         require_writable(output, kept, force=force)

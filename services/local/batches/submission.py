@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from services.local.batches.batch import DIGEST, FIRST_ROW, JOB, NUM_ROWS, PART, PARTS, counts_of, metadata_of, parts_of
+from services.local.batches.batch import (
+    DIGEST,
+    FIELDS,
+    FIRST_ROW,
+    JOB,
+    NUM_ROWS,
+    PART,
+    PARTS,
+    counts_of,
+    metadata_of,
+    parts_of,
+)
 from services.local.batches.requests import Part, RequestMaker, cut
 from services.local.batches.rows.files import RowFile
 from services.local.batches.spool import temporary_file
@@ -78,7 +89,7 @@ class Submission:
         if metadata:
             body["metadata"] = metadata
         headers = {"Idempotency-Key": key}
-        return Patience(self.telling).ask(lambda: self.client.post("/v1/batches", body, headers))
+        return Patience(self.telling).ask(lambda: self.client.post("/v1/batches", body, headers, FIELDS))
 
 
 def _require_same(job_id: str, parts: list[Part], there: dict[int, Json]) -> None:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from functools import partial
 
-from services.local.batches.batch import counts_of, has_ended, not_done
+from services.local.batches.batch import FIELDS, counts_of, has_ended, not_done
 from services.local.batches.telling import Patience, Telling
 from services.local.commands.server import ApiClient, Json
 
@@ -21,7 +21,7 @@ def wait_for(client: ApiClient, ids: list[str], telling: Telling) -> list[Json]:
     while True:
         for id in ids:
             if id not in batches or not has_ended(batches[id]):
-                batches[id] = patience.ask(partial(client.get, f"/v1/batches/{id}"))
+                batches[id] = patience.ask(partial(client.get, f"/v1/batches/{id}", needs=FIELDS))
         _tell(telling, name, list(batches.values()))
         if all(map(has_ended, batches.values())):
             return list(batches.values())

@@ -6,10 +6,11 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Generator, Iterator, Mapping
+import ssl
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 import httpx
 
@@ -62,6 +63,7 @@ class ApiClient:
             base_url=self.url,
             timeout=timeout,
             trust_env=not local,
+            verify=httpx.create_ssl_context(),  # with SSL_CERT_FILE and SSL_CERT_DIR of the environment
             headers={"Authorization": f"Bearer {key}"} if key else {},
             event_hooks={"response": [_require_success]},
         )
@@ -72,14 +74,20 @@ class ApiClient:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def get(self, path: str, **params: str | int | None) -> Json:
-        """A JSON object."""
+    def get(self, path: str, needs: Sequence[str] = (), **params: str | int | None) -> Json:
+        """A JSON object, which has the fields that are needed."""
         given = {name: value for name, value in params.items() if value is not None}
-        return self._json("GET", path, params=given)
+        return self._json("GET", path, needs, params=given)
 
-    def post(self, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None) -> Json:
-        """Send and receive a JSON object."""
-        return self._json("POST", path, json=body, headers=headers)
+    def post(
+        self,
+        path: str,
+        body: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+        needs: Sequence[str] = (),
+    ) -> Json:
+        """Send and receive a JSON object, as ``get``."""
+        return self._json("POST", path, needs, json=body, headers=headers)
 
     def delete(self, path: str, **params: str | int) -> Json:
         """Receive a JSON object."""
@@ -89,7 +97,7 @@ class ApiClient:
         """The objects of a list, asked for ``limit`` at a time."""
         after: str | None = None
         while True:
-            page = self.get(path, limit=limit, after=after)
+            page = self.get(path, needs=("data",), limit=limit, after=after)
             yield from page["data"]
             if not page.get("has_more"):
                 return
@@ -102,7 +110,8 @@ class ApiClient:
 
     def upload_from(self, source: BinaryIO, name: str, purpose: str) -> Json:
         """Of an open file, from where it is, under the name."""
-        return self._json("POST", "/v1/files", data={"purpose": purpose}, files={"file": (name, source)})
+        sent_name = os.fsencode(name).decode(errors="replace")  # the system's names may be no text
+        return self._json("POST", "/v1/files", ("id",), data={"purpose": purpose}, files={"file": (sent_name, source)})
 
     def download(self, file_id: str, to: Path, replace: bool = False) -> None:
         """Write a stored file's bytes; ``to`` has all of them or is left as it was. Raises OSError where it cannot be
@@ -126,16 +135,29 @@ class ApiClient:
                     _require_no_error(event)
                     yield event
 
-    def _json(self, method: str, path: str, **request: Any) -> Json:
+    def _json(self, method: str, path: str, needs: Sequence[str] = (), **request: Any) -> Json:
         with self._named_errors():
-            answer: Json = self._client.request(method, path, **request).json()
-            return answer
+            answer = self._client.request(method, path, **request).json()
+        is_object = isinstance(answer, dict)
+        lacking = [name for name in needs if answer.get(name) is None] if is_object else []
+        if lacking or not is_object:
+            what = f"without {lacking[0]}" if is_object else "that is no object"
+            said = f"{self.url} answered {method} {path} with JSON {what}"
+            raise ApiError(f"{said}; is it an OpenAI-compatible server?")
+        return cast(Json, answer)
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
         except httpx.ConnectError as error:
+            if isinstance(cause := _tls_error(error), ssl.SSLCertVerificationError):
+                hint = "SSL_CERT_FILE can name a PEM file of who signed it"
+                raise ApiError(
+                    f"the certificate of {self.url} is not trusted: {cause.verify_message}; {hint}"
+                ) from error
+            if cause is not None:
+                raise UnavailableApiError(f"{self.url}: {error}") from error
             hint = "start a stack with slackwater up, or give --url"
             raise UnavailableApiError(f"nothing answers at {self.url}; {hint}") from error
         except httpx.TransportError as error:
@@ -164,6 +186,14 @@ def whole_file(path: Path, replace: bool) -> Iterator[BinaryIO]:
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _tls_error(error: BaseException) -> ssl.SSLError | None:
+    """Why a connection could not be encrypted, where that is why there is none."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 def _require_success(response: httpx.Response) -> None:

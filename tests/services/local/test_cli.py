@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from services.local.cli import app
 from services.local.commands.server import ApiClient
+from services.local.stack.bus_access.folder import BusFolder
 from services.local.stack.machine import free_port
 from shared.errors import ApiError
 from tests.programs import run_slackwater
@@ -58,6 +60,10 @@ class OpenAIHandler(BaseHTTPRequestHandler):
             self._json(200, BATCH | {"id": "batch_whole", "request_counts": counts, "error_file_id": None})
         elif path == "/v1/batches/batch_lost":
             self._json(200, BATCH | {"id": "batch_lost", "output_file_id": "file-gone"})
+        elif path == "/v1/batches/batch_odd":
+            self._json(200, {"status": "ok"})
+        elif path == "/v1/batches/batch_list":
+            self._send(200, b"[]", "application/json")
         elif path == "/v1/batches/batch_bad":
             errors = {"object": "list", "data": [{"code": "invalid_json", "message": "not JSON", "line": 7}]}
             self._json(200, BATCH | {"id": "batch_bad", "status": "failed", "errors": errors, "output_file_id": None})
@@ -115,6 +121,12 @@ class Server:
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self._thread = threading.Thread(target=self._http.serve_forever)
         self._thread.start()
+
+    def encrypt(self, certificate: Path, key: Path) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+        self.url = self.url.replace("http", "https")
 
     def close(self) -> None:
         self._http.shutdown()
@@ -271,6 +283,20 @@ def test_what_cannot_be_written_is_a_failure_with_one_line() -> None:
     assert (failed.returncode, failed.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_stream_that_was_closed_before_is_none_to_fail_for(server: Server, closed: str) -> None:
+    listing = (*SLACKWATER, "batch", "list", "--url", server.url)
+    ran = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *listing], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ("batch_1" in ran.stdout) is (closed != ">&-")
+
+
+def test_errors_that_nobody_is_to_see_are_not_among_the_results(tmp_path: Path) -> None:
+    failing = (*SLACKWATER, "status", "--json", "--data-dir", str(tmp_path))
+    ran = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *failing], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (1, "")
+
+
 def test_status_without_a_stack_is_a_failure(tmp_path: Path) -> None:
     status, stdout, stderr = slackwater("status", "--json", "--data-dir", str(tmp_path))
     assert (status, stdout) == (1, "")
@@ -283,6 +309,28 @@ def test_a_client_command_without_a_server_is_a_failure(tmp_path: Path) -> None:
         status, stdout, stderr = slackwater(*command, "--url", url)
         assert (status, stdout) == (1, "")
         assert stderr.startswith(f"error: nothing answers at {url}; start a stack")
+
+
+def test_a_certificate_that_is_not_trusted_is_named(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BusFolder(tmp_path).ensure(["localhost", "127.0.0.1"])
+    server.encrypt(tmp_path / "server.pem", tmp_path / "server-key.pem")
+    status, _, stderr = slackwater("batch", "wait", "batch_whole", "--url", server.url)
+    assert (status, stderr.count("error:"), "waiting, since" in stderr) == (1, 1, False)
+    assert f"error: the certificate of {server.url} is not trusted: " in stderr
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    assert slackwater("batch", "wait", "batch_whole", "--url", server.url)[0] == 0
+    status, _, stderr = slackwater("batch", "list", "--url", f"https://127.0.0.1:{free_port()}")
+    assert (status, "error: nothing answers at https://" in stderr) == (1, True)
+
+
+def test_json_that_is_nothing_of_the_api_is_told(server: Server, tmp_path: Path) -> None:
+    for batch_id, what in (("batch_odd", "JSON without id"), ("batch_list", "JSON that is no object")):
+        for command in (("get",), ("wait",), ("cancel",), ("results", "--output", str(tmp_path / "out.jsonl"))):
+            status, _, stderr = slackwater("batch", command[0], batch_id, *command[1:], "--url", server.url)
+            said = f"{server.url} answered GET /v1/batches/{batch_id} with {what}; is it an OpenAI-compatible server?"
+            assert (status, said in stderr) == (1, True)
 
 
 def test_chat_streams_one_answer(server: Server) -> None:
@@ -375,6 +423,23 @@ def test_where_results_cannot_be_written_nothing_is_sent(server: Server, tmp_pat
     assert (server.bodies, there.read_text(), other.read_text()) == ([], "precious\n", "precious\n")
     assert submit(server, "batch_whole", there, "--force")[0] == 0
     assert there.read_bytes() == FILES["file-out"]
+
+
+@pytest.mark.parametrize(("source", "output"), [("in.jsonl", "in.jsonl"), ("in.errors.jsonl", "in.jsonl")])
+def test_results_never_take_the_place_of_the_requests(server: Server, tmp_path: Path, source: str, output: str) -> None:
+    requests = tmp_path / source
+    requests.write_text('{"custom_id": "batch_whole"}\n')
+    args = ("batch", "submit", str(requests), "--output", str(tmp_path / output), "--force", "--url", server.url)
+    status, _, stderr = slackwater(*args)
+    assert (status, "is what is submitted; name another file" in " ".join(stderr.replace("│", "").split())) == (2, True)
+    assert (server.bodies, requests.read_text()) == ([], '{"custom_id": "batch_whole"}\n')
+
+
+def test_a_file_whose_name_is_no_text_is_submitted(server: Server, tmp_path: Path) -> None:
+    requests = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    requests.write_text('{"custom_id": "batch_whole"}\n')
+    assert slackwater("batch", "submit", str(requests), "--url", server.url)[0] == 0
+    assert 'filename="caf\ufffd.jsonl"'.encode() in server.bodies[0][1]
 
 
 def test_results_that_cannot_be_fetched_are_not_lost(server: Server, tmp_path: Path) -> None:
