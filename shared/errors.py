@@ -53,6 +53,10 @@ class ChatTemplateError(SlackwaterError):
     """A model's chat template refuses a conversation."""
 
 
+class TextTooLongError(SlackwaterError):
+    """A text has more tokens than are wanted."""
+
+
 class NoExecutorError(SlackwaterError):
     """No executor takes requests."""
 

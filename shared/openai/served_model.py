@@ -14,6 +14,7 @@ from shared.text.generation_defaults import GenerationDefaults
 
 MODEL_MISMATCH = "model_mismatch"
 FROM_MODEL, NOWHERE = "auto", "none"
+READ_CONTEXTS = 8  # of text are read where it need not fit into one
 GENERATION_CONFIGS = (FROM_MODEL, NOWHERE)
 
 
@@ -31,6 +32,25 @@ class ServedModel(msgspec.Struct, frozen=True):
     embedding_sizes: EmbeddingSizes = EmbeddingSizes()
     adapters: dict[str, str] = {}  # by name, the folders or hub ids that they are from
     adapter: str = ""  # that it is the model with; empty: as it is
+
+    @property
+    def longest_prompt(self) -> int:
+        """In tokens; none has more."""
+        return min(self.max_model_len, self.max_prompt_tokens or self.max_model_len)
+
+    @property
+    def longest_text(self) -> int:
+        """In tokens, of one that is cut or counted."""
+        return READ_CONTEXTS * self.max_model_len
+
+    def too_long(self, field: str, most: int) -> RequestError:
+        """Of a text that was not read to its end."""
+        if most < self.max_model_len:
+            message = f"{field} has more than {most} tokens, which are the most that this server takes"
+        else:
+            length = f"this model's maximum context length is {self.max_model_len} tokens"
+            message = f"{length}, and {field} has more than {most}"
+        return RequestError(message, field, "context_length_exceeded")
 
     @property
     def names(self) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from shared.errors import ChatTemplateError
+from shared.errors import ChatTemplateError, TextTooLongError
 from shared.openai.completions.prompt_fields import TemplateValues, chat_options, refused_by_template
 from shared.openai.completions.prompts import Message, chat_prompt
 from shared.openai.errors import RequestError, decode_body
@@ -64,10 +64,14 @@ def tokenized(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Tokenize
     _check(body, fields, model)
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError("give one of prompt and messages", "prompt")
-    if fields.prompt is not None:
-        tokens = tokenizer.encode(fields.prompt, fields.add_special_tokens is not False)
-    else:
-        tokens = _conversation(fields, tokenizer)
+    most = model.longest_text
+    try:
+        if fields.prompt is not None:
+            tokens = tokenizer.encode(fields.prompt, fields.add_special_tokens is not False, most)
+        else:
+            tokens = _conversation(fields, tokenizer, most)
+    except TextTooLongError as error:
+        raise model.too_long("messages" if fields.prompt is None else "prompt", most) from error
     strs = [tokenizer.token_of(token_id) for token_id in tokens] if fields.return_token_strs else None
     return TokenizedText(len(tokens), model.max_model_len, tokens, strs)
 
@@ -89,10 +93,10 @@ def _check(body: bytes, fields: Any, model: ServedModel) -> None:
         model.check(fields.model)
 
 
-def _conversation(fields: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+def _conversation(fields: TokenizeBody, tokenizer: Tokenizer, most: int) -> list[int]:
     use = tool_use(fields.tools, None, True, tokenizer.tool_format)
     options = chat_options(fields, tokenizer)
     try:
-        return chat_prompt(fields.messages, tokenizer, fields.tools if use is not None else None, options)
+        return chat_prompt(fields.messages, tokenizer, most, fields.tools if use is not None else None, options)
     except ChatTemplateError as error:
         raise refused_by_template(error, fields) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from shared.errors import ChatTemplateError, ModelError
+from shared.errors import ChatTemplateError, ModelError, TextTooLongError
 from shared.text.chat_options import END_MARK, ChatOptions, up_to_final_message
 from shared.text.chat_template import ChatTemplate, find_templates
 from shared.text.detokenizer import IncrementalDetokenizer
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 CHAT_DEFAULTS = ChatOptions()
+USUAL_CHARACTERS = 8  # of a token, at most
+CUT_TOKENS = 64  # of a text's beginning, which may be others in the whole, or fewer
 TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
 
 Dicts = Sequence[Mapping[str, Any]]  # messages or tools, as templates take them
@@ -75,11 +77,23 @@ class Tokenizer:
         except ModelError as error:
             raise ModelError(f"{folder}: {error}") from error
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """Token ids of a text. Special tokens written out in the text are recognised as such. Other threads go on
-        meanwhile, as they do not beside the library's ``encode``."""
+        meanwhile, as they do not beside the library's ``encode``. Raises TextTooLongError for a long text that has more
+        tokens than ``most``; of another one that has, all are returned."""
+        if most is not None:
+            self._require_short(text, most)
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    def _require_short(self, text: str, most: int) -> None:
+        """The library takes some 300 bytes for a token, and a text may have one a character: no more of it is read than
+        tells that it is too long."""
+        num_characters = USUAL_CHARACTERS * most
+        while num_characters < len(text):
+            if len(self.encode(text[:num_characters], False)) > most + CUT_TOKENS:
+                raise TextTooLongError(f"the text has more than {most} tokens")
+            num_characters *= 2
 
     def num_before_text(self, token_ids: Sequence[int]) -> int:
         """How many tokens at a prompt's beginning are those that ``encode`` puts before every text."""
@@ -92,10 +106,15 @@ class Tokenizer:
         return tuple(encoded.ids[: are_of_text.index(True)] if True in are_of_text else encoded.ids)
 
     def apply_chat_template(
-        self, messages: Dicts, tools: Dicts | None = None, options: ChatOptions = CHAT_DEFAULTS
+        self,
+        messages: Dicts,
+        tools: Dicts | None = None,
+        options: ChatOptions = CHAT_DEFAULTS,
+        most: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation to go on with. Raises ChatTemplateError where the template refuses it."""
-        return self.encode(self.render_chat(messages, tools, options), options.add_special_tokens)
+        """Token ids of a conversation to go on with. Raises ChatTemplateError where the template refuses it, and
+        TextTooLongError as ``encode``."""
+        return self.encode(self.render_chat(messages, tools, options), options.add_special_tokens, most)
 
     def render_chat(self, messages: Dicts, tools: Dicts | None = None, options: ChatOptions = CHAT_DEFAULTS) -> str:
         """The conversation as the model's prompt. Raises ChatTemplateError."""

@@ -1,6 +1,7 @@
 """What a request asks to be continued: a conversation, a text, or token ids."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -56,33 +57,40 @@ class Message(msgspec.Struct):
 def chat_prompt(
     messages: list[Message] | None,
     tokenizer: Tokenizer,
+    most: int,
     tools: list[Tool] | None = None,
     options: ChatOptions = CHAT_DEFAULTS,
 ) -> list[int]:
-    """Token ids of the conversation, ready for the assistant's turn, or as ``options`` say. Raises RequestError and
-    ChatTemplateError."""
+    """Token ids of the conversation, ready for the assistant's turn, or as ``options`` say. ``most``: as
+    ``Tokenizer.encode`` has it. Raises RequestError, ChatTemplateError and TextTooLongError."""
     if not messages:
         raise RequestError("messages is missing or empty; give at least one message", "messages")
     called: dict[str, str] = {}
     rendered = [_template_message(f"messages[{index}]", each, called) for index, each in enumerate(messages)]
     if called and tokenizer.tool_format is None:
         raise RequestError(f"tool calls are not supported: {NO_TOOLS}", "messages", "unsupported_value")
-    return tokenizer.apply_chat_template(rendered, template_tools(tools) if tools else None, options)
+    return tokenizer.apply_chat_template(rendered, template_tools(tools) if tools else None, options, most)
 
 
 def text_prompts(
-    prompt: Any, tokenizer: Tokenizer, add_special_tokens: bool = True, field: str = "prompt", most: int = MAX_PROMPTS
+    prompt: Any,
+    tokenizer: Tokenizer,
+    most: int,
+    add_special_tokens: bool = True,
+    field: str = "prompt",
+    max_prompts: int = MAX_PROMPTS,
 ) -> list[list[int]]:
-    """Token ids of each: of a text, of token ids, or of a list of up to ``most`` such. ``field``: what the body calls
-    it. Raises RequestError."""
+    """Token ids of each: of a text, of token ids, or of a list of up to ``max_prompts`` such. ``most``: as
+    ``Tokenizer.encode`` has it; ``field``: what the body calls it. Raises RequestError and TextTooLongError."""
+    read = partial(_text_prompt, tokenizer=tokenizer, most=most, add_special_tokens=add_special_tokens)
     if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
-        return [_text_prompt(prompt, tokenizer, add_special_tokens, field)]
-    if len(prompt) > most:
-        raise RequestError(f"{field} has {len(prompt)} {field}s; a request takes {most} at most", field)
-    return [_text_prompt(each, tokenizer, add_special_tokens, f"{field}[{index}]") for index, each in enumerate(prompt)]
+        return [read(prompt, field)]
+    if len(prompt) > max_prompts:
+        raise RequestError(f"{field} has {len(prompt)} {field}s; a request takes {max_prompts} at most", field)
+    return [read(each, f"{field}[{index}]") for index, each in enumerate(prompt)]
 
 
-def _text_prompt(prompt: Any, tokenizer: Tokenizer, add_special_tokens: bool, field: str) -> list[int]:
+def _text_prompt(prompt: Any, field: str, tokenizer: Tokenizer, most: int, add_special_tokens: bool) -> list[int]:
     if not isinstance(prompt, str | list):
         raise RequestError(f"{field} is missing; give a text or a list of token ids", field)
     if not prompt:
@@ -90,7 +98,7 @@ def _text_prompt(prompt: Any, tokenizer: Tokenizer, add_special_tokens: bool, fi
     if isinstance(prompt, list):
         _check_token_ids(prompt, tokenizer.vocab_size, field)
         return prompt
-    token_ids = tokenizer.encode(prompt, add_special_tokens)
+    token_ids = tokenizer.encode(prompt, add_special_tokens, most)
     if not token_ids:
         raise RequestError(f"{field} holds no character that the model's vocabulary knows", field)
     return token_ids

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from shared.errors import ChatTemplateError
+from shared.errors import ChatTemplateError, TextTooLongError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.prompt_fields import chat_options, refused_by_template, truncated
 from shared.openai.completions.prompts import chat_prompt, content_text, text_prompts
@@ -90,7 +90,11 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     if endpoint == CHAT:
         is_parallel = fields.parallel_tool_calls is not False
         tools = tool_use(fields.tools, fields.tool_choice, is_parallel, tokenizer.tool_format)
-    prompts = _prompts(endpoint, fields, tokenizer, tools)
+    most = model.longest_prompt if fields.truncate_prompt_tokens is None else model.longest_text
+    try:
+        prompts = _prompts(endpoint, fields, tokenizer, most, tools)
+    except TextTooLongError as error:
+        raise model.too_long("messages" if endpoint == CHAT else "prompt", most) from error
     prompt_token_ids, *other_prompts = [truncated(each, fields, _room(fields, model)) for each in prompts]
     longest = max(map(len, [prompt_token_ids, *other_prompts]))
     check_scores(fields.prompt_logprobs, stream)
@@ -114,12 +118,12 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     )
 
 
-def _prompts(endpoint: str, fields: Any, tokenizer: Tokenizer, tools: ToolUse | None) -> list[list[int]]:
+def _prompts(endpoint: str, fields: Any, tokenizer: Tokenizer, most: int, tools: ToolUse | None) -> list[list[int]]:
     if endpoint == TEXT:
-        return text_prompts(fields.prompt, tokenizer, fields.add_special_tokens is not False)
+        return text_prompts(fields.prompt, tokenizer, most, fields.add_special_tokens is not False)
     options = chat_options(fields, tokenizer)
     try:
-        return [chat_prompt(fields.messages, tokenizer, fields.tools if tools is not None else None, options)]
+        return [chat_prompt(fields.messages, tokenizer, most, fields.tools if tools is not None else None, options)]
     except ChatTemplateError as error:
         raise refused_by_template(error, fields) from error
 

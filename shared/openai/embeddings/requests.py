@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from shared.errors import TextTooLongError
 from shared.openai.completions.prompts import prompt_schema, text_prompts
 from shared.openai.completions.requests import CompletionRequest
 from shared.openai.errors import RequestError, decode_body
@@ -36,7 +37,11 @@ def parse_embedding(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Co
     fields = decode_body(body, _decoder)
     model = model.asked_as(fields.model)
     read_fields(body, fields.__struct_fields__, EMBEDDING_FIELDS)
-    first, *others = prompts = text_prompts(fields.input, tokenizer, field="input", most=MAX_INPUTS)
+    most = model.longest_prompt
+    try:
+        first, *others = prompts = text_prompts(fields.input, tokenizer, most, field="input", max_prompts=MAX_INPUTS)
+    except TextTooLongError as error:
+        raise model.too_long("input", most) from error
     _check_length(max(map(len, prompts)), model)
     _check_dimensions(fields.dimensions, model)
     return CompletionRequest(
@@ -60,7 +65,7 @@ def parse_embedding(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Co
 
 def _check_length(num_tokens: int, model: ServedModel) -> None:
     """Executors take no prompt that leaves no room for a token."""
-    most = min(model.max_model_len - 1, model.max_prompt_tokens or model.max_model_len)
+    most = min(model.max_model_len - 1, model.longest_prompt)
     if num_tokens > most:
         message = f"input has {num_tokens} tokens; this server takes at most {most}"
         raise RequestError(message, "input", "context_length_exceeded")

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.errors import ChatTemplateError, ModelError
+from shared.errors import ChatTemplateError, ModelError, TextTooLongError
 from shared.text.token_stream import MAX_PENDING_TOKENS
 from shared.text.tokenizer import Tokenizer
 
@@ -62,6 +62,21 @@ def stream(
         pieces.append(detokenizer.push(token_ids[start : start + length]))
         start, turn = start + length, turn + 1
     return [*pieces, detokenizer.finish()]
+
+
+@pytest.mark.parametrize("text", ["x1!?", "hello world ", " ", "日本語"])
+def test_a_long_text_with_too_many_tokens_is_refused(text: str) -> None:
+    long, num_tokens = text * (1_000_000 // len(text)), len(BYTE_LEVEL.encode(text * 500))
+    with pytest.raises(TextTooLongError, match=f"more than {num_tokens} tokens"):
+        BYTE_LEVEL.encode(long, most=num_tokens)
+
+
+@pytest.mark.parametrize("text", ["x1!?", "hello world ", " " * 1000, "日本語" * 9, "a"])
+def test_a_text_that_is_not_too_long_is_read_whole(text: str) -> None:
+    long = text * 300
+    token_ids = BYTE_LEVEL.encode(long)
+    assert BYTE_LEVEL.encode(long, most=len(token_ids)) == token_ids
+    assert BYTE_LEVEL.encode(f"a{long}b", most=len(token_ids)) == BYTE_LEVEL.encode(f"a{long}b")
 
 
 def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:

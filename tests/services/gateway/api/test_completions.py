@@ -288,3 +288,19 @@ def test_metrics_parse_and_count(rig: GatewayRig) -> None:
 def test_health_and_readiness(rig: GatewayRig) -> None:
     assert rig.http.get("/health").json() == {"status": "ok"}
     assert rig.http.get("/ready").json() == {"status": "ready"}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"])
+def test_of_a_text_that_is_far_too_long_only_a_beginning_is_read(rig: GatewayRig, path: str) -> None:
+    """Whole it would take gigabytes: some 300 bytes for each of its tokens."""
+    text = "x1!?" * 4_000_000
+    field = {"/v1/chat/completions": "messages", "/v1/embeddings": "input"}.get(path, "prompt")
+    value = [{"role": "user", "content": text}] if field == "messages" else text
+    before = rig.resident_bytes("gateway")
+    response = rig.http.post(path, json={"model": MODEL, field: value})
+    assert rig.resident_bytes("gateway") - before < 500 * 1024**2
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    assert error["message"].startswith("this model's maximum context length is")
+    assert f"{field} has more than" in error["message"]

@@ -24,13 +24,14 @@ from shared.text.tokenizer import Tokenizer
 from tests.services.gateway.tool_models import WEATHER
 from tests.shared.text.test_tokenizer import BYTE_LEVEL, FOLDER
 
+MOST = 4096  # tokens
 TEMPLATE = '{# <tool_call> #}{{ {"messages": messages, "tools": tools, "begun": add_generation_prompt} | tojson }}'
 SHOWN = Tokenizer(tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json")), TEMPLATE, {})
 
 
 def shown(messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
     """What the template has been given."""
-    token_ids = chat_prompt(msgspec.convert(messages, list[Message]), SHOWN, **options)
+    token_ids = chat_prompt(msgspec.convert(messages, list[Message]), SHOWN, MOST, **options)
     found: dict[str, Any] = json.loads(SHOWN.decode(token_ids, skip_special_tokens=False))
     return found
 
@@ -111,8 +112,8 @@ def test_what_no_template_could_be_given_is_refused(messages: list[dict[str, Any
 
 def test_calls_are_refused_where_the_template_writes_none() -> None:
     with pytest.raises(RequestError, match="tool calls are not supported"):
-        chat_prompt(msgspec.convert([USER, CALLING], list[Message]), BYTE_LEVEL)
-    assert chat_prompt(msgspec.convert([USER], list[Message]), BYTE_LEVEL)
+        chat_prompt(msgspec.convert([USER, CALLING], list[Message]), BYTE_LEVEL, MOST)
+    assert chat_prompt(msgspec.convert([USER], list[Message]), BYTE_LEVEL, MOST)
 
 
 def test_a_text_may_have_several_kinds_of_parts() -> None:
@@ -146,11 +147,11 @@ SMALL = with_begin()
     ],
 )
 def test_prompts_are_texts_or_token_ids(prompt: Any, found: list[list[int]]) -> None:
-    assert text_prompts(prompt, SMALL) == found
+    assert text_prompts(prompt, SMALL, MOST) == found
 
 
 def test_what_stands_before_every_text_may_be_left_out() -> None:
-    assert text_prompts(["ab", [2, 0]], SMALL, add_special_tokens=False) == [[0, 1], [2, 0]]
+    assert text_prompts(["ab", [2, 0]], SMALL, MOST, add_special_tokens=False) == [[0, 1], [2, 0]]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_what_stands_before_every_text_may_be_left_out() -> None:
 )
 def test_what_is_no_prompt_is_refused(prompt: Any, param: str, said: str) -> None:
     with pytest.raises(RequestError, match=said) as refused:
-        text_prompts(prompt, SMALL, field="field", most=2)
+        text_prompts(prompt, SMALL, MOST, field="field", max_prompts=2)
     assert refused.value.param == param
 
 
@@ -187,5 +188,5 @@ def test_the_schema_has_prompts_as_they_may_be() -> None:
 
 def test_a_text_without_any_known_character_is_refused() -> None:
     with pytest.raises(RequestError, match=r"^prompt holds no character that the model's vocabulary knows$") as refused:
-        text_prompts("zz", SMALL, add_special_tokens=False)
+        text_prompts("zz", SMALL, MOST, add_special_tokens=False)
     assert refused.value.param == "prompt"
