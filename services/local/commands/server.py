@@ -18,7 +18,7 @@ from services.local.commands.parameters import DataDirOption, UrlOption
 from services.local.stack.data_dir import DataDir
 from services.local.stack.options import DEFAULT_DATA_DIR, StackOptions
 from shared.client_key import client_key
-from shared.errors import ApiError, StackError, UnavailableApiError
+from shared.errors import ApiError, ConfigError, StackError, UnavailableApiError
 from shared.server_url import root_url
 
 Json = dict[str, Any]
@@ -41,13 +41,24 @@ class ServerOptions:
 
 
 def server_url(url: str | None, data_dir: Path) -> str:
-    """The given URL, else that of the stack in the data directory, else the default address."""
+    """The given URL, else that of the stack in the data directory, else the default address. Raises ConfigError where
+    the given one is none of a server."""
     if url is not None:
+        _require_url(root_url(url), url)
         return root_url(url)
     try:
         return DataDir(data_dir).read_stack().http_url
     except StackError:
         return StackOptions().url
+
+
+def _require_url(url: str, written: str) -> None:
+    try:
+        is_url = bool(httpx.URL(url).host)
+    except httpx.InvalidURL:
+        is_url = False
+    if not is_url:
+        raise ConfigError(f"{written!r} is no URL of a server; write http://HOST:PORT")
 
 
 class ApiClient:

@@ -325,6 +325,24 @@ def test_a_certificate_that_is_not_trusted_is_named(
     assert (status, "error: nothing answers at https://" in stderr) == (1, True)
 
 
+@pytest.mark.parametrize("url", ["", "http://", "http://[::1", "localhost:80o0"])
+def test_a_url_that_is_none_is_a_usage_error(url: str) -> None:
+    for command in (("batch", "list"), ("status",), ("chat", "hi"), ("replay", "--online", __file__)):
+        status, stdout, stderr = slackwater(*command, "--url", url)
+        assert (status, stdout) == (2, "")
+        assert stderr == f"error: {url!r} is no URL of a server; write http://HOST:PORT\n"
+
+
+@pytest.mark.parametrize("key", ["sk-“quoted”", "sk-one\nsk-two"])
+def test_a_key_that_no_header_can_carry_is_named_and_not_shown(
+    server: Server, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("SLACKWATER_API_KEY", key)
+    status, stdout, stderr = slackwater("batch", "list", "--url", server.url)
+    assert (status, stdout, "sk-" in stderr) == (2, "", False)
+    assert stderr.startswith("error: SLACKWATER_API_KEY has ")
+
+
 def test_json_that_is_nothing_of_the_api_is_told(server: Server, tmp_path: Path) -> None:
     for batch_id, what in (("batch_odd", "JSON without id"), ("batch_list", "JSON that is no object")):
         for command in (("get",), ("wait",), ("cancel",), ("results", "--output", str(tmp_path / "out.jsonl"))):
