@@ -16,8 +16,9 @@ stderr that begins with `error:`, or 2 where the command line or the configurati
 commands that have others name them.
 
 A stack is named by its URL (`--url`, `SLACKWATER_URL`), from any machine, with an API key in `SLACKWATER_API_KEY` where
-it needs one; without, by the data directory of the stack that runs here. What the command line names comes before the
-environment. `key` and `predict` ask over the bus (`--nats`), as `status`, `top` and `drain` can.
+it needs one, and in `SSL_CERT_FILE` who signed its certificate where the system does not know them; without, by the
+data directory of the stack that runs here. What the command line names comes before the environment. `key` and
+`predict` ask over the bus (`--nats`), as `status`, `top` and `drain` can.
 """
 
 

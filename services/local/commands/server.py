@@ -215,7 +215,8 @@ def _require_success(response: httpx.Response) -> None:
     with contextlib.suppress(json.JSONDecodeError):
         body = response.json()
         said = _error_in(body) if isinstance(body, dict) else ""
-    said = said or f"{response.request.method} {response.request.url} answered {status}"
+    elsewhere = f", and leads to {response.headers['Location']}" if response.has_redirect_location else ""
+    said = said or f"{response.request.method} {response.request.url} answered {status}{elsewhere}"
     raise UnavailableApiError(said, is_full=status == FULL) if status in MAY_DO_LATER else ApiError(said)
 
 

@@ -69,6 +69,8 @@ class OpenAIHandler(BaseHTTPRequestHandler):
             self._json(200, BATCH | {"id": "batch_bad", "status": "failed", "errors": errors, "output_file_id": None})
         elif path.endswith("/content") and "file-gone" not in path:
             self._send(200, FILES[path.split("/")[3]], "application/octet-stream")
+        elif path == "/v1/batches/batch_moved":
+            self._send(308, b"", "text/html", Location=f"https://llm.example{path}")
         elif path == "/broken":
             self._send(500, b"<html>", "text/html")
         else:
@@ -102,8 +104,10 @@ class OpenAIHandler(BaseHTTPRequestHandler):
     def _json(self, status: int, body: dict[str, Any]) -> None:
         self._send(status, json.dumps(body).encode(), "application/json")
 
-    def _send(self, status: int, body: bytes, content_type: str) -> None:
+    def _send(self, status: int, body: bytes, content_type: str, **headers: str) -> None:
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -489,5 +493,8 @@ def test_batches_are_listed_shown_and_cancelled(server: Server, tmp_path: Path) 
 def test_the_servers_own_words_are_shown(server: Server) -> None:
     status, _, stderr = slackwater("batch", "get", "batch_9", "--url", server.url)
     assert (status, stderr) == (1, "error: no such thing: /v1/batches/batch_9\n")
+    status, _, stderr = slackwater("batch", "get", "batch_moved", "--url", server.url)
+    assert status == 1
+    assert stderr.endswith("/batch_moved answered 308, and leads to https://llm.example/v1/batches/batch_moved\n")
     with ApiClient(server.url) as client, pytest.raises(ApiError, match="/broken answered 500"):
         client.get("/broken")
