@@ -95,13 +95,13 @@ def submit(
                     if wait or output:
                         batches = wait_for(client, [batch["id"] for batch in batches], telling)
             with kept(KEPT, _again(id, source, rows, files)):
-                show_batches(id, batches, as_json)
                 written = None
                 if rows is None and not files.is_table:
                     files.fetch(client, batches[0])
                 else:
                     written = files.write(client, [[batch] for batch in batches], rows)
         source.is_needed = False
+    show_batches(id, batches, as_json)  # at last: answers are written though nobody reads this
     if wait or output:
         exit_as_they_ended(batches, written)
 
@@ -184,9 +184,9 @@ def retry(
             with kept(KEPT, f"slackwater batch results {batch_id} --retries --output FILE"):
                 if ids and (wait or output):
                     made = wait_for(client, ids, telling)
-        show_batches(ids[0] if len(ids) == 1 else batch_id, made, as_json)
         with kept(KEPT, f"slackwater batch results {batch_id} --retries --output FILE"):
             written = files.write(client, [with_retries(client, batch) for batch in found], file) if output else None
+    show_batches(ids[0] if len(ids) == 1 else batch_id, made, as_json)
     if wait or output:
         exit_as_they_ended(made, written)
 

@@ -477,6 +477,17 @@ def test_results_that_cannot_be_fetched_are_not_lost(server: Server, tmp_path: P
     assert stderr.endswith("results: slackwater batch get batch_whole --output FILE\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_results_are_written_though_nothing_can_be_said_of_them(server: Server, tmp_path: Path) -> None:
+    output, source = tmp_path / "out.jsonl", tmp_path / "in.jsonl"
+    source.write_text('{"custom_id": "batch_whole"}\n')
+    submission = (*SLACKWATER, "batch", "submit", str(source), "--output", str(output), "--url", server.url)
+    with Path("/dev/full").open("w") as full:
+        failed = subprocess.run(submission, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "error: [Errno 28] No space left on device")
+    assert output.read_bytes() == FILES["file-out"]
+
+
 def test_batches_are_listed_shown_and_cancelled(server: Server, tmp_path: Path) -> None:
     assert json.loads(slackwater("batch", "list", "--json", "--url", server.url)[1])["data"] == [BATCH]
     narrow = CliRunner(env={"COLUMNS": "40", "TERM": "dumb"}).invoke(app, ["batch", "list", "--url", server.url])
