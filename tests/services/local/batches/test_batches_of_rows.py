@@ -288,3 +288,24 @@ def test_ctrl_c_leaves_the_batch_and_says_how_to_go_on(rig: GatewayRig, tmp_path
     done = run(rig, "results", job_id[0], "--output", output, "--rows", kept, "--format", "text")
     assert done.exit_code == 0, done.output
     assert [row["text"] for row in read_csv(output)] == [f"number {n}" for n in range(400)]
+
+
+@pytest.mark.slow
+def test_ctrl_c_names_no_copy_of_stdin_that_is_gone(rig: GatewayRig, tmp_path: Path) -> None:
+    args = ["batch", "submit", "-", "--max-tokens", "400", "--body", '{"ignore_eos": true}', "--wait"]
+    process = subprocess.Popen(
+        [*SLACKWATER, *args, "--url", rig.url], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stderr is not None
+    process.stdin.write("".join(f"number {n}\n" for n in range(400)))
+    process.stdin.close()
+    next(line for line in process.stderr if "in_progress" in line)
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(60) == 130
+    job_id = JOB.search(rest)
+    assert job_id is not None and rest.endswith(f"slackwater batch results {job_id[0]} --output FILE\n"), rest
+    assert run(rig, "wait", job_id[0]).exit_code == 0
+    answers = tmp_path / "answers.csv"
+    assert run(rig, "results", job_id[0], "--output", answers).exit_code == 0
+    assert len(read_csv(answers)) == 400
