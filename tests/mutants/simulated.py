@@ -11,7 +11,7 @@ from types import FunctionType
 from tests.mutants.campaign import Verdict, in_fork
 from tests.mutants.code import Line, exchanged, functions_of, statements_run
 from tests.mutants.mutations import Mutant, mutated
-from tests.simulation.run import Order, simulate
+from tests.simulation.run import Order, model_path, simulate
 from tests.simulation.traffic import BUSY
 
 RUN_HOURS = 0.1
@@ -37,6 +37,7 @@ class Simulated:
 
     def run(self) -> int:
         """The exit status: 1 where a run is wrong without any change."""
+        model_path()  # of all runs of this process, those that come later too
         with tempfile.TemporaryDirectory(prefix="slackwater-mutants-") as folder:
             tempfile.tempdir = folder  # also of those that are killed
             try:

@@ -57,7 +57,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again(bus: Bus) -> None:
     (again,) = await consumer.fetch(1, timeout=5)
     assert (again.data, again.metadata.num_delivered) == (b"b", 2)
     await again.ack_sync()
-    with pytest.raises(nats.errors.TimeoutError):
+    with pytest.raises(TimeoutError):
         await consumer.fetch(1, timeout=0.5)
     await consumer.unsubscribe()
 
@@ -85,12 +85,12 @@ async def test_no_more_are_delivered_than_may_wait_to_be_acknowledged(bus: Bus) 
     async def fetch(at_least: int) -> list[Msg]:
         messages: list[Msg] = []
         while len(messages) < at_least:
-            with contextlib.suppress(nats.errors.TimeoutError):
+            with contextlib.suppress(TimeoutError):
                 messages += await consumer.fetch(4, timeout=0.3)
         return messages
 
     two = await fetch(2)
-    with pytest.raises(nats.errors.TimeoutError):
+    with pytest.raises(TimeoutError):
         await consumer.fetch(4, timeout=0.3)
     await two[0].ack_sync()
     assert [msg.subject for msg in (*two, *(await fetch(1)))] == ["test.0", "test.1", "test.2"]
