@@ -3,10 +3,11 @@
 import asyncio
 import errno
 import logging
-import os
 import signal
 import termios
 from collections.abc import Awaitable
+
+from shared.nowhere import write_nowhere
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,4 @@ def let_go_of_terminal() -> None:
             termios.tcgetattr(output)
         except termios.error as error:
             if error.args[0] == errno.EIO:  # as of a terminal that has ended, and of nothing else
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, output)
-                os.close(nowhere)
+                write_nowhere(output)

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 import typer
 from typer.main import get_command
 
+from services.local.closed_streams import open_closed_streams
 from services.local.command_group import CommandGroup
-from services.local.unwritten import open_closed_streams
 
 HERE = "services.local.commands"
 

@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from services.local.unwritten import drop_unwritten
 from shared.errors import ConfigError, SlackwaterError
+from shared.nowhere import write_nowhere
 
 FAILURE, MISUSE = 1, 2
 
@@ -43,7 +43,7 @@ class CommandGroup(TyperGroup):
             try:
                 sys.stdout.flush()
             except OSError:
-                drop_unwritten(sys.stdout)
+                write_nowhere(sys.stdout.fileno())
             raise typer.Exit(FAILURE) from error
 
 

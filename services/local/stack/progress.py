@@ -5,7 +5,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from services.local.unwritten import drop_unwritten
+from shared.nowhere import write_nowhere
 
 
 def announce(line: str) -> None:
@@ -13,7 +13,7 @@ def announce(line: str) -> None:
     try:
         print(line, flush=True)
     except OSError:
-        drop_unwritten(sys.stdout)
+        write_nowhere(sys.stdout.fileno())
 
 
 class Progress:
@@ -50,7 +50,7 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        drop_unwritten(sys.stderr)
+        write_nowhere(sys.stderr.fileno())
 
     def _check_buffer(self) -> None:
         try:

@@ -1,14 +1,7 @@
-"""Output that cannot be written: nobody reads it any more, its disk is full, or it was closed before this process
-began."""
+"""Streams that were closed before this process began."""
 
 import os
 import sys
-from typing import TextIO
-
-
-def drop_unwritten(stream: TextIO) -> None:
-    """What comes, and what is left to be flushed when the process ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def open_closed_streams() -> None:
