@@ -55,11 +55,8 @@ class OpenLoop:
     @property
     def num_short(self) -> int:
         """Answers with fewer tokens than the trace's, by the server's count."""
-        return sum(
-            record.ok and record.num_output_tokens < request.num_output_tokens
-            for record, request in zip(self.records, self.requests, strict=False)
-            if record.output_tokens is not None
-        )
+        pairs = zip(self.records, self.requests, strict=False)
+        return sum(record.is_shorter_than(request.num_output_tokens) for record, request in pairs)
 
     async def _prepare(self, indices: range) -> None:
         for index in indices:

@@ -40,6 +40,10 @@ class RequestRecord:
         """The server is away, or says that it cannot do it now: later it may."""
         return self.disconnected or self.status in NOT_NOW
 
+    def is_shorter_than(self, num_tokens: int) -> bool:
+        """The answer came whole with fewer, by the server's count."""
+        return self.ok and self.output_tokens is not None and self.output_tokens < num_tokens
+
     @property
     def num_output_tokens(self) -> int:
         """The server's count, or the events seen where it gives none (a lower bound)."""

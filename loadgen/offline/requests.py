@@ -96,11 +96,8 @@ class OfflineRequests:
 
     def _has_short_answers(self) -> bool:
         """An answer has fewer tokens than were asked for, by the server's count: lengths are not as the backlog's."""
-        return any(
-            record.ok and record.num_output_tokens < prompt.max_tokens
-            for record, prompt in zip(self.records, self._prompts, strict=False)
-            if record.output_tokens is not None
-        )
+        pairs = zip(self.records, self._prompts, strict=False)
+        return any(record.is_shorter_than(prompt.max_tokens) for record, prompt in pairs)
 
     async def _work_all(self) -> None:
         async with asyncio.TaskGroup() as tasks:
