@@ -43,13 +43,17 @@ class ServedModel(msgspec.Struct, frozen=True):
         """In tokens, of one that is cut or counted."""
         return READ_CONTEXTS * self.max_model_len
 
+    @property
+    def told_length(self) -> str:
+        """The beginning of what is said of a request that does not fit; clients look for it."""
+        return f"this model's maximum context length is {self.max_model_len} tokens"
+
     def too_long(self, field: str, most: int) -> RequestError:
         """Of a text that was not read to its end."""
         if most < self.max_model_len:
             message = f"{field} has more than {most} tokens, which are the most that this server takes"
         else:
-            length = f"this model's maximum context length is {self.max_model_len} tokens"
-            message = f"{length}, and {field} has more than {most}"
+            message = f"{self.told_length}, and {field} has more than {most}"
         return RequestError(message, field, "context_length_exceeded")
 
     @property

@@ -102,7 +102,7 @@ def _max_tokens(fields: Body, prompt_tokens: int, model: ServedModel) -> int:
     """What was asked for, or the default; prompt and output together fit the context."""
     is_chat = isinstance(fields, ChatCompletionBody)
     prompt_param = "messages" if is_chat else "prompt"
-    most, length = model.max_prompt_tokens, f"this model's maximum context length is {model.max_model_len} tokens"
+    most, length = model.max_prompt_tokens, model.told_length
     if most is not None and prompt_tokens > most:
         raise _too_long(f"{prompt_param} has {prompt_tokens} tokens; this server takes at most {most}", prompt_param)
     room = model.max_model_len - prompt_tokens
