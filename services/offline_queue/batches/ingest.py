@@ -142,13 +142,13 @@ async def _store(tools: BatchTools, parsed: ParsedLines) -> None:
 
 
 async def _groups(tools: BatchTools, record: BatchRecord) -> AsyncIterator[Group]:
-    """Of the input file. Ends after the first line that is one too many."""
+    """Of the input file. Ends after the first line that is too many: behind the last an empty one may stand."""
     group: Group = []
     size = 0
     async for line, data in split_lines(tools.objects.chunks(record.input_file_id), MAX_LINE_BYTES):
         group.append((line, data))
         size += len(data)
-        if line > MAX_LINES:
+        if line > MAX_LINES and (data.strip() or line > MAX_LINES + 1):
             break
         if len(group) == GROUP_LINES or size >= GROUP_BYTES:
             yield group

@@ -77,12 +77,13 @@ class BatchInput:
         self._custom_ids: set[bytes] = set()  # digests: an id may be long
 
     def parse(self, group: list[tuple[int, bytes]]) -> ParsedLines:
-        """``group``: (line, its bytes) in the order of the file; empty lines are passed over."""
+        """``group``: (line, its bytes) in the order of the file; empty lines are passed over, but for one
+        that is too many."""
         parsed = ParsedLines()
         for line, data in group:
             if line == 1:
                 data = data.removeprefix(BYTE_ORDER_MARK)
-            if data.strip():
+            if data.strip() or line > MAX_LINES + 1:
                 try:
                     self._parse_line(parsed, line, data)
                 except InvalidLineError as error:

@@ -256,3 +256,20 @@ async def test_a_file_of_too_many_lines(desk: Desk) -> None:
         record = await desk.until_cleared(batch_id)
     assert record.errors is not None
     assert [(error.code, error.line) for error in record.errors.data] == [("too_many_lines", MAX_LINES + 1)]
+
+
+@pytest.mark.parametrize("rest", [as_jsonl([chat_line("late")]), b"\n"])
+async def test_what_stands_behind_an_empty_line_too_many(desk: Desk, rest: bytes) -> None:
+    """Nothing of the file is left out unsaid."""
+    batch_id = await desk.submit(GOOD + b"\n" * (MAX_LINES + 1) + rest)
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    assert record.errors is not None
+    assert [(error.code, error.line) for error in record.errors.data] == [("too_many_lines", MAX_LINES + 2)]
+
+
+async def test_an_empty_line_behind_the_last(desk: Desk) -> None:
+    batch_id = await desk.submit(GOOD + b"\n" * (MAX_LINES + 1))
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.request_counts.total) == ("completed", 1)
