@@ -108,5 +108,4 @@ def make_routes(keys_required: bool) -> DescribedApp:
     pages = (stack, usage, unserved, docs, dashboard)
     for module in (completions, responses, embeddings, tokens, files, batches, operations, *pages):
         app.include_router(module.router)
-    app.mount(dashboard.STATIC_PATH, dashboard.PageFiles(directory=dashboard.FOLDER))
     return app

@@ -6,9 +6,6 @@ from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.api.context import context_of
@@ -18,10 +15,10 @@ from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.dashboard.parts import ALL
 from services.gateway.http.event_source import EventSource
 from services.gateway.http.operation import JsonResponse
+from services.gateway.http.page_files import PageFiles
 from services.gateway.http.tally import KeyUse
 
 FOLDER = Path(__file__).parent.parent / "static"
-STATIC_PATH = "/dashboard/static"
 
 OWN = "; ".join(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect"))
 POLICY = f"default-src 'none'; {OWN}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,22 +29,21 @@ HEADERS = {
     "Cache-Control": "no-cache",  # asked for each time, sent only where it has changed
 }
 
+FILES = PageFiles(FOLDER, HEADERS)
+
 router = APIRouter()
 
 
-class PageFiles(StaticFiles):
-    """Nothing of a request is in them, so they need no key."""
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
-        response.headers.update(HEADERS)
-        return response
-
-
 @router.get("/", include_in_schema=False)
-async def page() -> Response:
+async def page(request: Request) -> Response:
     """The page itself."""
-    return FileResponse(FOLDER / "index.html", headers=HEADERS)
+    return FILES.answer(request, "index.html")
+
+
+@router.get("/dashboard/static/{name:path}", include_in_schema=False)
+async def file(request: Request, name: str) -> Response:
+    """What the page loads. Nothing of a request is in it, so it needs no key."""
+    return FILES.answer(request, name)
 
 
 @router.get("/dashboard/events", include_in_schema=False)

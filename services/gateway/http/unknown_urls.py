@@ -22,16 +22,15 @@ def nothing_there(request: Request) -> str:
 
 
 def methods_there(request: Request) -> list[str]:
-    """By which its path is served; files are by GET, and HEAD is whatever that is."""
+    """By which its path is served: HEAD is whatever GET is."""
     routes = [route for _, route in routes_at(request.app, request.scope, request.url.path)]
-    found = {method for route in routes for method in getattr(route, "methods", ("GET",))}
+    found = {method for route in routes for method in getattr(route, "methods", ())}
     return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 def routes_at(app: FastAPI, asked: Scope, path: str) -> Iterator[tuple[Match, BaseRoute]]:
-    """The routes of a path, whatever the method. What has looked for it among its files has written into the scope
-    where these begin."""
-    scope = {**asked, "path": path, "root_path": ""}
+    """The routes of a path, whatever the method."""
+    scope = {**asked, "path": path}
     for route in app.routes:
         match, _ = route.matches(scope)
         if match is not Match.NONE:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -456,6 +457,15 @@ def test_the_page_and_its_files_are_for_everybody_and_bound_to_this_host(rig: Ga
         again = rig.http.get(f"/dashboard/static/{name}", headers={"If-None-Match": answer.headers["etag"]})
         assert again.status_code == 304
     assert rig.http.get("/dashboard/static/nothing.js").status_code == 404
+
+
+def test_the_page_is_there_while_no_more_files_can_be_opened(rig: GatewayRig) -> None:
+    with httpx.Client(base_url=rig.url) as client:
+        client.get("/health")
+        with rig.no_more_files("gateway"):
+            page, style = client.get("/"), client.get("/dashboard/static/style.css")  # over the same connection
+    assert page.content == (FOLDER / "index.html").read_bytes()
+    assert style.content == (FOLDER / "style.css").read_bytes()
 
 
 def test_what_is_vendored_is_what_was_published() -> None:
