@@ -157,12 +157,12 @@ class ExecutorDesk:
         logger.info("executor attached", extra={"executor_id": info.executor_id, "epoch": info.epoch})
 
     async def _detach(self, executor_id: str) -> list[str]:
-        """Returns what it ran when it was last heard."""
+        """Returns what it ran when it was last heard, each once: it may have said so again since it was silent."""
         attached = self._attached.pop(executor_id)
         self._await_others()
         for subscription in attached.subscriptions:
             await subscription.stop()
-        lost = attached.lost + self._pool.release(executor_id)
+        lost = list(dict.fromkeys(attached.lost + self._pool.release(executor_id)))
         logger.info("executor detached", extra={"executor_id": executor_id, "epoch": attached.scheduler.info.epoch})
         return lost
 
