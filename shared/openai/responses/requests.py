@@ -19,6 +19,7 @@ RESPONSES = "/v1/responses"
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
 NO_CONVERSATION = "conversation is not supported: name previous_response_id, or send the whole conversation as input"
 PLAIN = {"type": "text"}
+Identifier = Annotated[str, Meta(max_length=64)]  # OpenAI's limit: the answer repeats it
 TEXT_PARTS = ("input_text", "output_text", "text")
 RENAMED = {
     "max_completion_tokens": "max_output_tokens",
@@ -54,7 +55,8 @@ class ResponseBody(CommonBody, kw_only=True):
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     text: ResponseText | None = None
     parallel_tool_calls: bool | None = None
-    prompt_cache_key: str | None = None
+    user: Identifier | None = None
+    prompt_cache_key: Identifier | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     store: bool | None = None
     previous_response_id: str | None = None

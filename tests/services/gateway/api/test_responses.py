@@ -199,7 +199,8 @@ def test_what_is_not_to_be_stored_is_not(rig: GatewayRig) -> None:
 
 
 def test_one_that_the_bus_never_takes_is_not_to_be_sent_again(rig: GatewayRig) -> None:
-    huge: Any = {"model": MODEL, "input": "Hello", "max_output_tokens": 1, "user": "u" * 1024**2}
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "integer"}, "description": "d" * 1024**2}
+    huge: Any = {"model": MODEL, "input": "Hello", "max_output_tokens": 1, "text": {"format": form}}
     refused = rig.http.post("/v1/responses", json=huge)
     assert refused.status_code == 413 and refused.json()["error"]["code"] == "request_too_large"
     assert "retry-after" not in refused.headers

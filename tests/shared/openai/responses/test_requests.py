@@ -116,6 +116,7 @@ def test_a_format_is_nested_up_to_a_depth() -> None:
         {"max_tool_calls": 5, "stream_options": {"include_obfuscation": False}, "prompt_cache_retention": "24h"},
         {"store": True, "reasoning": {"effort": None}, "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
         {"previous_response_id": None, "conversation": None, "text": None, "reasoning": None, "metadata": None},
+        {"user": "x" * 64, "prompt_cache_key": "x" * 64, "safety_identifier": "x" * 128},
     ],
 )
 def test_fields_that_ask_for_nothing_are_accepted(harmless: dict[str, Any]) -> None:
@@ -165,6 +166,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "banana"}}}}, "text.format"),
     ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
     ({"metadata": {"k": "x" * 513}}, "metadata"),
+    *(({name: "x" * 65}, name) for name in ("user", "prompt_cache_key")),
+    ({"safety_identifier": "x" * 129}, "safety_identifier"),
 ]
 
 
