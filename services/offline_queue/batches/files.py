@@ -26,7 +26,7 @@ from shared.protocol.sampling import FinishReason
 logger = logging.getLogger(__name__)
 
 GROUP_LINES = 128
-IN_OUTPUT, IN_ERRORS = 1, 2
+IN_OUTPUT, IN_ERRORS, NOT_RUN = 1, 2, 3  # the last: in the error file, found there as one that has not run
 PURPOSE = "batch_output"
 UNWRITABLE = "The result of this request cannot be written."
 
@@ -65,7 +65,8 @@ class BatchOutputs:
         """Learn which lines are there; show the files, as a kill may come between piece and record. Raises BusError."""
         for file, place in ((self._output, IN_OUTPUT), (self._errors, IN_ERRORS)):
             async for _, data in split_lines(file.recover()):
-                self._written[_decoder.decode(data).line] = place
+                written = _decoder.decode(data)
+                self._written[written.line] = NOT_RUN if written.response is None else place
             if file.size:
                 await file.describe()
                 await self._show(file, None)
@@ -84,7 +85,7 @@ class BatchOutputs:
         the state that its work ended in; returns its end. Raises BusError; a new instance may finish again. It is one
         too where every line had its result, and now one has none: it has to run again."""
         has_result = bytearray(len(self._written))
-        counts = await self._add_stored(has_result)
+        counts = await self._add_stored(has_result, is_whole=record.status == "finalizing")
         async for number, counted in self.written_alone(lambda number: bool(has_result[number])):
             has_result[number] = True
             counts += counted
@@ -117,8 +118,8 @@ class BatchOutputs:
         """Let go of the temporary file."""
         self._lines.close()
 
-    async def _add_stored(self, has_result: bytearray) -> BatchCounts:
-        """All results of the stream."""
+    async def _add_stored(self, has_result: bytearray, is_whole: bool) -> BatchCounts:
+        """All results of the stream. ``is_whole``: all lines are to have run."""
         counts = BatchCounts()
         group: list[tuple[OfflineResult, int]] = []  # with the tokens of its prompt
         subject = self._tools.of_model.batch_results(self._record.id)
@@ -132,16 +133,18 @@ class BatchOutputs:
             if line is None:
                 continue
             has_result[number] = True
+            if self._written[number] == NOT_RUN and not is_whole:  # the result came too late
+                continue
             group.append((result, line.num_prompt_tokens))
             if len(group) == GROUP_LINES:
                 counts, group = await self._add_counted(group, counts), []
         return await self._add_counted(group, counts)
 
     async def _add_counted(self, group: list[tuple[OfflineResult, int]], counts: BatchCounts) -> BatchCounts:
-        """What is in the error file has failed: written as unfinished before its result came, or not writable."""
+        """What is in the error file has failed, be it that its result could not be written."""
         await self.add([result for result, _ in group])
         for result, num_prompt_tokens in group:
-            told = None if self._written[line_of(result.request_id)] == IN_ERRORS else result
+            told = result if self._written[line_of(result.request_id)] == IN_OUTPUT else None
             counts = add_to(counts, told, num_prompt_tokens)
         return counts
 

@@ -16,6 +16,7 @@ from services.local.stack.machine import free_port
 from services.offline_queue.batches import ingest, life
 from services.offline_queue.batches import lines as batch_lines
 from services.offline_queue.batches import records as batch_records
+from services.offline_queue.batches.files import BatchOutputs
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bus
@@ -250,6 +251,37 @@ async def test_cancelled_while_nobody_was_there(desk: Desk) -> None:
     counts = record.request_counts
     assert (record.status, counts.completed, counts.failed) == ("cancelled", 1, 0)
     assert set(await desk.results(record)) == set("0123")
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+async def test_a_result_that_comes_after_its_line_was_written_as_not_run(
+    desk: Desk, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The counts are those of the files all the same."""
+    is_written = asyncio.Event()
+
+    async def close(*_: object) -> None:
+        is_written.set()
+        await asyncio.Event().wait()
+
+    batch_id = await desk.submit([chat_line(each) for each in "abc"], window_s=50)
+    with monkeypatch.context() as patched:
+        patched.setattr(BatchOutputs, "_close", close)
+        async with desk.running(permits=1):
+            await desk.until(batch_id, lambda record: record.request_counts.completed == 1)
+            if end == "expired":
+                clock.now_s += 50
+            else:
+                await desk.cancel(batch_id)
+            await asyncio.wait_for(is_written.wait(), TIMEOUT_S)
+    late = OfflineResult(f"{batch_id}.2", TOKENIZER.encode(answer_text("b")), FinishReason.STOP)
+    assert await desk.bus.store(WORK.result(late.request_id), late)
+    async with desk.running(permits=0):
+        record = await desk.until_cleared(batch_id)
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.failed) == (end, 1, 0)
+    errors = await desk.read_file(record.error_file_id)
+    assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [(each, f"batch_{end}") for each in "bc"]
 
 
 async def test_expired_while_nobody_was_there(desk: Desk, clock: ManualClock) -> None:
