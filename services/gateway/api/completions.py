@@ -77,7 +77,8 @@ def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter | Reasonin
         echoes = [Echo.of(logprobs.tokenizer, prompt) for prompt in prompts]
         shown = partial(_shown_prompt, choices)
         writer = partial(EchoChunks, echoes=echoes, prompt_of=shown, sampling=request.sampling)
-    made = writer(_head(choices.first), request.include_usage, logprobs, len(choices.generations))
+    usage = choices.usage_so_far if request.tells_usage_so_far else None
+    made = writer(_head(choices.first), request.include_usage, logprobs, len(choices.generations), usage)
     return made if request.reasoning is None else ReasoningChunks(made, request.reasoning)
 
 

@@ -70,6 +70,11 @@ class Choices:
         num_prompt_tokens = sum(len(each.request.prompt_token_ids) for each in firsts)
         return CompletionUsage.of(num_prompt_tokens, num_output_tokens, sum(each.num_cached_tokens for each in firsts))
 
+    def usage_so_far(self, index: int) -> CompletionUsage:
+        """Of one choice, up to the piece that came last."""
+        choice = self.generations[index]
+        return CompletionUsage.of(len(choice.request.prompt_token_ids), choice.num_read, choice.num_cached_tokens)
+
     async def aclose(self) -> None:
         """Nobody reads their tokens any more."""
         for generation in self.generations:

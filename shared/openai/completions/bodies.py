@@ -33,7 +33,10 @@ BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 
 
 class StreamOptions(msgspec.Struct):
+    """``continuous_usage_stats`` is vLLM's: with ``include_usage``, each chunk tells the usage of its choice so far."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class CommonBody(msgspec.Struct, kw_only=True):

@@ -28,6 +28,7 @@ class ChunkWriter:
     include_usage: bool
     logprobs: LogprobsShape | None = None  # None where they are not asked for
     num_choices: int = 1
+    usage_so_far: Callable[[int], CompletionUsage] | None = None  # of a choice, where each chunk tells it
 
     def __post_init__(self) -> None:
         self._chat = self.head.endpoint == CHAT
@@ -37,7 +38,7 @@ class ChunkWriter:
         delta = b'"delta":{"content":' if self._chat else b'"text":'
         texts = b',"choices":[{"index":%d,"logprobs":null,"finish_reason":null,' + delta
         self._text_heads = [self._head + texts % index for index in range(self.num_choices)]
-        self._text_tail = (b"}}]" if self._chat else b"}]") + self._usage + b"}\n\n"
+        self._text_end = b"}}]" if self._chat else b"}]"
 
     def start(self) -> bytes:
         """The chunk of each choice before its first text; text completions have none."""
@@ -49,7 +50,7 @@ class ChunkWriter:
     def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
         """More of a choice's text; ``tokens``: those with logprobs that begin in it. Empty where none is shown yet."""
         if self.logprobs is None or not tokens:
-            return self._text_heads[index] + _json.encode(text) + self._text_tail
+            return self._text_heads[index] + _json.encode(text) + self._text_end + self._tail(index)
         return self._chunk(index, {"content": text} if self._chat else {"text": text}, tokens=tokens)
 
     def reasoning(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
@@ -84,7 +85,13 @@ class ChunkWriter:
         return self.logprobs
 
     def _event(self, choice: dict[str, Any]) -> bytes:
-        return self._head + b',"choices":[' + _json.encode(choice) + b"]" + self._usage + b"}\n\n"
+        return self._head + b',"choices":[' + _json.encode(choice) + b"]" + self._tail(choice["index"])
+
+    def _tail(self, index: int) -> bytes:
+        """Of a chunk of the choice."""
+        if self.usage_so_far is None:
+            return self._usage + b"}\n\n"
+        return b',"usage":' + _json.encode(self.usage_so_far(index)) + b"}\n\n"
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import ChatTemplateError, TextTooLongError
-from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
+from shared.openai.completions.bodies import ChatCompletionBody, StreamOptions, TextCompletionBody
 from shared.openai.completions.prompt_fields import chat_options, refused_by_template, truncated
 from shared.openai.completions.prompts import chat_prompt, content_text, text_prompts
 from shared.openai.completions.sampling import sampling_of
@@ -42,6 +42,7 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     reasoning: Reasoning | None = None  # to be parted from the content
     other_prompts: list[list[int]] = []  # of a text completion with several; each has its own choices
     is_seed_drawn: bool = False  # since the client gave none
+    tells_usage_so_far: bool = False  # with each chunk of a stream that tells its usage
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -83,7 +84,7 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     fields = decode_body(body, _decoders[endpoint])
     model = model.asked_as(fields.model)
     read_fields(body, fields.__struct_fields__, _other_fields[endpoint])
-    stream = fields.stream or False
+    stream, options = fields.stream or False, fields.stream_options or StreamOptions()
     if fields.stream_options is not None and not stream:
         raise RequestError("stream_options is only allowed when stream is true", "stream_options")
     tools = None
@@ -107,7 +108,7 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
         prompt_token_ids=prompt_token_ids,
         sampling=sampling,
         stream=stream,
-        include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
+        include_usage=bool(options.include_usage),
         user=fields.user,
         metadata=fields.metadata,
         service_tier=FLEX if fields.service_tier == FLEX else DEFAULT,  # online requests have one tier
@@ -115,6 +116,7 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
         reasoning=_reasoning(fields, prompt_token_ids, sampling, tokenizer) if endpoint == CHAT else None,
         other_prompts=other_prompts,
         is_seed_drawn=fields.seed is None,
+        tells_usage_so_far=bool(options.include_usage and options.continuous_usage_stats),
     )
 
 

@@ -139,6 +139,28 @@ def test_choices_are_those_of_their_seeds_streamed_and_whole(rig: GatewayRig, st
     assert outputs[0] == outputs[1] > outputs[2]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_each_chunk_tells_the_usage_of_its_choice_so_far(rig: GatewayRig, path: str) -> None:
+    """As vLLM has it, where the last one tells that of all."""
+    asked: dict[str, Any] = {"model": MODEL, "n": 2, "max_tokens": 9, "ignore_eos": True, "stream": True}
+    asked |= {"messages": MESSAGES} if "chat" in path else {"prompt": "Once upon"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    lines = rig.http.post(path, json=asked | {"stream_options": options}).text.splitlines()
+    *chunks, last = [json.loads(line[len("data: ") :]) for line in lines if line.startswith("data: {")]
+    told: list[list[int]] = [[], []]
+    for chunk in chunks:
+        (choice,), usage = chunk["choices"], chunk["usage"]
+        told[choice["index"]].append(usage["completion_tokens"])
+        assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    for each in told:
+        assert each == sorted(each) and len(set(each)) > 2
+        assert (each[0] == 0) is ("chat" in path) and each[-1] == 9
+    assert last["usage"]["completion_tokens"] == 18
+    without = rig.http.post(path, json=asked | {"stream_options": {"continuous_usage_stats": True}})
+    assert "usage" not in without.text
+
+
 def test_the_first_event_of_a_chat_comes_with_its_first_text(rig: GatewayRig) -> None:
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 5, "stream": True, "ignore_eos": True}
     with rig.http.stream("POST", "/v1/chat/completions", json=body) as response:
