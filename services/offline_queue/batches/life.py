@@ -4,6 +4,8 @@ import asyncio
 import errno
 import logging
 
+from msgspec.structs import replace
+
 from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.feed import BatchFeed
 from services.offline_queue.batches.files import BatchOutputs, file_names
@@ -294,15 +296,19 @@ class BatchLife:
         """What is in the files by now stays."""
         self._discard_held()
         await self._tools.clear(self.record.id)
-        output, errors = [await self._shown(name) for name in file_names(self.record.id)]
+        output, errors = [await self._kept(name) for name in file_names(self.record.id)]
         await self._edit(batch_records.broken(why, output, errors, self._now_s()))
         await self._clear()
 
-    async def _shown(self, file_id: str) -> str | None:
+    async def _kept(self, file_id: str) -> str | None:
+        """It stays as it is, as long as that of a batch which has ended; None where there is none."""
+        lifetime_s = self.record.output_expires_after_s
+        expires_at = None if lifetime_s is None else self._now_s() + lifetime_s
         try:
-            return (await self._tools.files.get(file_id)).key
+            await self._tools.files.edit(file_id, lambda file: replace(file, expires_at=expires_at))
         except NotFoundOnBusError:
             return None
+        return file_id
 
     def _forget(self) -> None:
         """What admission learns anew. The pool keeps the requests."""

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from nats.js.api import Header
 
 from services.local.stack.machine import free_port
@@ -384,6 +385,23 @@ async def test_lost_data_fails_one_batch_and_no_other(desk: Desk, is_described: 
         assert record.errors is not None
         assert (record.status, [error.code for error in record.errors.data]) == ("failed", ["server_error"])
         await assert_complete(desk, await desk.until_cleared(good), ["a"])
+
+
+async def test_the_files_of_a_batch_that_broke_expire_as_those_of_one_that_has_ended(
+    desk: Desk, clock: ManualClock
+) -> None:
+    batch_id = await desk.submit([chat_line(each) for each in "ab"])
+    await desk.batches.edit(batch_id, lambda record: replace(record, output_expires_after_s=3600))
+    async with desk.running(permits=1):
+        await until_size(desk, "file-1-output", lines=1)
+    await desk.objects.delete(lines_object(batch_id))
+    clock.now_s += 100
+    async with desk.running(permits=0):
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.output_file_id, record.error_file_id) == ("failed", "file-1-output", None)
+    file = (await desk.files.get("file-1-output")).value
+    assert file is not None and file.expires_at == clock.now_s + 3600
+    assert [line["custom_id"] for line in await desk.read_file("file-1-output")] == ["a"]
 
 
 async def test_a_batch_that_cannot_be_read_does_not_stop_the_others(desk: Desk) -> None:
