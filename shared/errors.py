@@ -29,6 +29,10 @@ class TooLargeForBusError(BusError):
     """A message is over the bus's limit: it never arrives, however often it is sent."""
 
 
+class NoRoomOnBusError(BusError):
+    """The bus stores nothing more, not even that something is deleted, before there is room again."""
+
+
 class NoResponderError(BusError):
     """No process answers on a subject within the time limit."""
 

@@ -215,7 +215,7 @@ class ExecutorService(Service):
         await asyncio.to_thread(self._tracing.close)
 
     def health(self) -> str:
-        return self._loop.watchdog.report or "ok"
+        return self._loop.watchdog.report or self._lease.trouble or "ok"
 
     def details(self) -> Details:
         totals = self._replica.totals

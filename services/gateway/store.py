@@ -20,7 +20,7 @@ from services.gateway.tenants import Tenant
 from shared.bus import NEVER_WRITTEN, Bucket, Objects
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
-from shared.errors import BusError, ConflictError, NotFoundOnBusError
+from shared.errors import BusError, ConflictError, NoRoomOnBusError, NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.objects import Page, created_s_of, is_well_formed
 from shared.protocol.offline.batches import OPEN_STATUSES, WITHDRAWN, Batch, BatchRecord, FileObject, FileRecord
@@ -114,18 +114,25 @@ class FileStore(RecordStore[FileRecord]):
             raise
 
     async def delete(self, file_id: str, tenant: Tenant) -> None:
-        """Raises RequestError (404)."""
+        """Raises RequestError (404) and BusError."""
         await self.get(file_id, tenant)
-        await self.records.delete(file_id)
-        await self.objects.delete(file_id)
+        await self._remove(file_id)
 
     def chunks(self, record: FileRecord) -> AsyncIterator[bytes]:
         """The contents, as far as the record says: an output may still grow. Raises NotFoundOnBusError and BusError."""
         return self.objects.chunks(record.id, record.bytes)
 
     async def _withdraw(self, record: FileRecord) -> None:
-        await self.records.delete(record.id)  # also of an absent one: where a deletion is, no creation lands
-        await self.objects.delete(record.id)
+        await self._remove(record.id)  # also an absent one: where a deletion is, no creation lands
+
+    async def _remove(self, file_id: str) -> None:
+        """A bus without room has room for that: what the file held."""
+        try:
+            await self.records.delete(file_id)
+        except NoRoomOnBusError:
+            await self.objects.empty(file_id)
+            await self.records.delete(file_id)
+        await self.objects.delete(file_id)
 
     def _is_shown(self, record: FileRecord) -> bool:
         return record.expires_at is None or record.expires_at > self.clock.unix_s()

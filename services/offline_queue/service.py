@@ -123,7 +123,7 @@ class OfflineQueueService(Service):
         await self._lease.release()
 
     def health(self) -> str:
-        return f"waits: {self._holder} is at work" if self._holder else "ok"
+        return f"waits: {self._holder} is at work" if self._holder else self._lease.trouble or "ok"
 
     async def _begin(self) -> None:
         """Recover the pool before any executor is heard, so that what executors hold is recognized; before that, what

@@ -16,7 +16,7 @@ from shared.bus.address import BusAddress
 from shared.bus.credentials import Credentials, Shown
 from shared.bus.permissions import inbox_prefix
 from shared.cancellation import check_cancelled, ending, keeping_cancellation, within
-from shared.errors import BusError, ConfigError, TooLargeForBusError
+from shared.errors import BusError, ConfigError, NoRoomOnBusError, TooLargeForBusError
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,10 @@ DROPPED_PERIOD_S = 1.0  # of log lines about dropped messages
 NOT_LET_IN = ("authorization violation", "authorization failed", "authentication expired", "authentication revoked")
 
 NO_JETSTREAM = "JetStream does not answer; nats-server has it with -js, or with jetstream {} in its configuration"
+
+# JetStream's error codes for a store that is full: of an account, of the server.
+STORE_IS_FULL = (10002, 10023)
+NO_ROOM = "the bus has no room (nats-server's max_file_store): delete files, or give it more"
 
 FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
 
@@ -401,7 +405,7 @@ def _is_not_let_in(error: str) -> bool:
 
 class failing_as(keeping_cancellation):
     """Raises BusError, with what was being done, for any failure of the bus inside; TooLargeForBusError for a message
-    that it never takes. No cancellation is lost inside."""
+    that it never takes, NoRoomOnBusError for one that it has no room for. No cancellation is lost inside."""
 
     __slots__ = ("_doing",)
 
@@ -414,5 +418,7 @@ class failing_as(keeping_cancellation):
             raise TooLargeForBusError(f"{self._doing}: the message is over the bus's limit") from error
         if isinstance(error, nats.js.errors.ServiceUnavailableError) and error.code is None:  # nobody listens
             raise BusError(f"{self._doing}: {NO_JETSTREAM}") from error
+        if isinstance(error, nats.js.errors.APIError) and error.err_code in STORE_IS_FULL:
+            raise NoRoomOnBusError(f"{self._doing}: {NO_ROOM}") from error
         if isinstance(error, FAILURES):
             raise BusError(f"{self._doing}: {str(error) or repr(error)}") from error

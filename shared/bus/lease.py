@@ -43,6 +43,7 @@ class Lease:
         self._sent_s = 0.0  # of the last renewal
         self._reconnects = 0  # at that time
         self._was_renewed = asyncio.Event()
+        self._why_not_renewed = ""
 
     async def take(self, on_held: Callable[[LeaseHolder], None]) -> None:
         """Return once it is held here. ``on_held`` is told, again and again, of another holder that answers; what it
@@ -90,6 +91,7 @@ class Lease:
                     raise LeaseLostError(f"{self._name}: {why}") from None
                 continue
             except BusError as error:
+                self._why_not_renewed = str(error)
                 logger.warning("lease not renewed", extra={"lease": self._name, "why": str(error)})
             await self._bus.wait_reconnected(reconnects, RENEW_S)
             check_cancelled()
@@ -126,6 +128,12 @@ class Lease:
         """The bus has confirmed the last renewal, over the connection that there is now."""
         return self._is_renewed_within(ANSWERED_S)
 
+    @property
+    def trouble(self) -> str:
+        """Why this process may have been replaced, in words; empty where it holds the lease, or waits for it."""
+        is_held = self._revision is None or self._is_renewed_within(VALID_S)
+        return "" if is_held or not self._why_not_renewed else f"its lease is not renewed: {self._why_not_renewed}"
+
     def _is_renewed_within(self, seconds: float) -> bool:
         is_fresh = self._clock.monotonic_s() - self._sent_s < seconds
         return is_fresh and self._bus.is_connected and self._bus.reconnects == self._reconnects
@@ -137,7 +145,7 @@ class Lease:
             self._revision = await self._bucket.create(self._name, self._own)
         else:
             self._revision = await self._bucket.update(self._name, self._own, revision)
-        self._sent_s, self._reconnects = sent_s, reconnects
+        self._sent_s, self._reconnects, self._why_not_renewed = sent_s, reconnects, ""
         self._was_renewed.set()
 
     async def _why_lost(self) -> str:

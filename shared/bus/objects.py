@@ -67,6 +67,12 @@ class Objects:
         with failing_as(f"delete object {name}"), contextlib.suppress(*NO_OBJECT):
             await self._store.delete(name)
 
+    async def empty(self, name: str) -> None:
+        """Remove its contents alone, for which a bus without room needs none: what deletes it is stored. An absent one
+        is no error."""
+        with contextlib.suppress(NotFoundOnBusError):
+            await self._streams.purge(STREAM, CHUNKS + (await self._describe(name)).nuid)
+
     async def all(self) -> dict[str, float]:
         """Every object's name, in the order of their storing, and the unix time at which its last chunk was there."""
         found = [(_described(raw), raw.stored_s) for raw in await self._descriptions()]

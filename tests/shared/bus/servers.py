@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import inspect
+import json
 import random
 import signal
 import subprocess
@@ -31,18 +32,23 @@ class Server(Protocol):
 
 
 class RealServer:
-    """A nats-server process, its store in the folder; without one it stores nothing."""
+    """A nats-server process, its store in the folder; without one it stores nothing. ``most_bytes``: in the store."""
 
-    def __init__(self, store: Path | None) -> None:
+    def __init__(self, store: Path | None, most_bytes: int | None = None) -> None:
         self._port = free_port()
-        self._store = store
+        self._stores: list[str] = []
+        if store is not None and most_bytes is None:
+            self._stores = ["-js", "-sd", str(store)]
+        elif store is not None:
+            config = store.with_suffix(".conf")
+            config.write_text(f"jetstream {{ store_dir: {json.dumps(str(store))}, max_file_store: {most_bytes} }}\n")
+            self._stores = ["-c", str(config)]
         self.url = f"nats://127.0.0.1:{self._port}"
         self.start()
 
     def start(self) -> None:
         listen = ["-a", "127.0.0.1", "-p", str(self._port)]
-        stores = [] if self._store is None else ["-js", "-sd", str(self._store)]
-        command = [nats_server_binary(), *listen, *stores]
+        command = [nats_server_binary(), *listen, *self._stores]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for_port(self._port, self._process)
 
