@@ -11,6 +11,7 @@ that several services have.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -139,6 +140,8 @@ class Setting:
         """The value. Not ``strict``: numbers and booleans may be text. Raises ValueError in words."""
         if self.is_list and isinstance(raw, list | tuple):
             raw = SEPARATOR.join(str(part) for part in raw)
+        if self.type is Path and raw == "":
+            raise ValueError("it is empty; name a folder, . for the current one")
         try:
             value = msgspec.convert(raw, self.hint, strict=strict, dec_hook=lambda kind, given: kind(given))
         except msgspec.ValidationError as error:

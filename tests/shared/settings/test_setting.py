@@ -84,6 +84,8 @@ def test_values_become_what_they_are_to_be() -> None:
     assert converted("kind", "b") == "b"
     assert "Expected `float`, got `str`" in refused("rate", "4", strict=True)
     assert "Expected `str`, got `array`" in refused("kind", ["a"]), "no list"
+    for strict in (False, True):
+        assert "it is empty" in refused("model_path", "", strict), "which would be the current folder"
 
 
 def test_what_is_refused_is_shown_unless_it_is_secret_or_long() -> None:
