@@ -68,4 +68,4 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus's text format."""
     telemetry = context_of(request).telemetry
-    return Response(telemetry.render(), media_type=telemetry.content_type)
+    return Response(await telemetry.render(), media_type=telemetry.content_type)

@@ -73,27 +73,20 @@ class VllmEngines(Collector):
         beats = [executor.heartbeat for registry in self._executors.values() for executor in registry.live()]
         self._requests.forget(beat.info.executor_id for beat in beats)
         for series, read in OF_ENGINES:
-            family = series.family()
-            for beat in beats:
-                family.add_metric(self._engine(beat), read(beat))
-            yield family
-        yield self._by_source(beats)
-        yield self._cache_config(beats)
+            yield series.read((self._engine(beat), read(beat)) for beat in beats)
+        yield BY_SOURCE.read(self._by_source(beats))
+        yield CACHE_CONFIG.read(self._cache_config(beats))
 
-    def _by_source(self, beats: list[Heartbeat]) -> Metric:
-        family = BY_SOURCE.family()
+    def _by_source(self, beats: list[Heartbeat]) -> Iterator[tuple[list[str], float]]:
         for beat in beats:
             counts = beat.counters.prompt_tokens, beat.counters.cached_tokens
             for source, count in zip(SOURCES, counts, strict=True):
-                family.add_metric([*self._engine(beat), source], count)
-        return family
+                yield [*self._engine(beat), source], count
 
-    def _cache_config(self, beats: list[Heartbeat]) -> Metric:
-        family = CACHE_CONFIG.family()
+    def _cache_config(self, beats: list[Heartbeat]) -> Iterator[tuple[list[str], float]]:
         for beat in beats:
             spec = beat.info.spec
-            family.add_metric([*self._engine(beat), str(spec.block_size), str(spec.num_blocks)], 1)
-        return family
+            yield [*self._engine(beat), str(spec.block_size), str(spec.num_blocks)], 1
 
     def _engine(self, beat: Heartbeat) -> list[str]:
         return [self._names[beat.info.spec.model], beat.info.executor_id]

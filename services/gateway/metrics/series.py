@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from opentelemetry.metrics import Counter, Histogram, Meter
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "slackwater."
 UNITS = {"s": "seconds"}  # as Prometheus has them in a name
@@ -62,11 +65,20 @@ class Series:
         """Have it read whenever metrics are asked for."""
         registry.register(_Observed(self, read))
 
-    def family(self) -> CounterMetricFamily | GaugeMetricFamily:
-        """For values that are read; empty."""
+    def read(self, values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+        """With these values, each behind its labels: all of them, or none where one cannot be read. What is wrong then
+        is in the log, and the other series are told all the same."""
         assert self.type is not Type.HISTOGRAM
         make = CounterMetricFamily if self.type is Type.COUNTER else GaugeMetricFamily
-        return make(self.exposed, self.meaning, labels=self.labels)
+        family = make(self.exposed, self.meaning, labels=self.labels)
+        try:
+            found = [(labels, float(value)) for labels, value in values]
+        except Exception:
+            logger.exception("a series could not be read", extra={"series": self.exposed})
+            return family
+        for labels, value in found:
+            family.add_metric(labels, value)
+        return family
 
 
 class _Observed(Collector):
@@ -77,10 +89,11 @@ class _Observed(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        family = self._series.family()
+        yield self._series.read(self._values())
+
+    def _values(self) -> Iterator[tuple[list[str], float]]:
         for value, labels in self._read():
-            family.add_metric([labels[label] for label in self._series.labels], value)
-        yield family
+            yield [labels[label] for label in self._series.labels], value
 
 
 def own(

@@ -1,8 +1,9 @@
 """``/metrics`` of a gateway with executors of the sim engine, against the tables that docs/metrics.md is made of."""
 
 import ast
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from services.gateway.live import vllm_requests
 from services.gateway.live.generation import OnlineGeneration, Sender
 from services.gateway.live.metrics import generation_series
 from services.gateway.live.vllm_requests import LABELS, MAX_LEFT, VllmRequests, token_buckets
-from services.gateway.metrics.series import Series
-from services.gateway.metrics.tables import BLOCKS, EXECUTOR_COUNTERS
+from services.gateway.metrics.series import Readings, Series
+from services.gateway.metrics.tables import BLOCKS, DRAINING, EXECUTOR_COUNTERS, EXECUTOR_LOAD, NUM_BLOCKS, SLOWDOWN
 from services.gateway.metrics_reference import all_series, vllm_series
 from shared.process.telemetry import Telemetry
 from shared.protocol.sampling import FinishReason
@@ -156,7 +157,7 @@ def test_token_buckets_end_at_the_context() -> None:
     assert token_buckets(99) == (1, 2, 5, 10, 20, 50)
 
 
-def test_executors_that_come_and_go_leave_no_more_than_some_series() -> None:
+async def test_executors_that_come_and_go_leave_no_more_than_some_series() -> None:
     telemetry = Telemetry("test")
     requests = VllmRequests(telemetry.registry, 100, {REQUEST.model: REQUEST.model})
     for number in range(3 * MAX_LEFT):
@@ -165,7 +166,7 @@ def test_executors_that_come_and_go_leave_no_more_than_some_series() -> None:
         requests.tokens(generation, 1.0, 1)
         requests.finished(generation, FinishReason.ABORT)
     requests.forget(["executor-0"])
-    text = telemetry.render().decode()
+    text = (await telemetry.render()).decode()
     counted = {match[1] for match in re.finditer(r'vllm:request_success_total\{engine="([^"]+)"', text)}
     timed = {match[1] for match in re.finditer(r'vllm:time_to_first_token_seconds_count\{engine="([^"]+)"', text)}
     last = {f"executor-{number}" for number in range(2 * MAX_LEFT, 3 * MAX_LEFT)}
@@ -173,15 +174,49 @@ def test_executors_that_come_and_go_leave_no_more_than_some_series() -> None:
     telemetry.close()
 
 
-def test_an_executor_is_told_of_however_many_there_were_before_it() -> None:
+async def test_an_executor_is_told_of_however_many_there_were_before_it() -> None:
     telemetry, live = Telemetry("test"), {"executor_id": ""}
     BLOCKS.observe(telemetry.registry, lambda: [(7, live | {"owner": "online"})])
     EXECUTOR_COUNTERS["steps"].observe(telemetry.registry, lambda: [(9, live)])
     for number in range(3000):
         live["executor_id"] = f"executor-{number}"
-        text = telemetry.render().decode()
+        text = (await telemetry.render()).decode()
     assert [line for line in text.splitlines() if not line.startswith("#") and "executor" in line] == [
         'slackwater_executor_blocks{executor_id="executor-2999",owner="online"} 7.0',
         'slackwater_executor_steps_total{executor_id="executor-2999"} 9.0',
     ]
+    telemetry.close()
+
+
+async def test_a_series_that_cannot_be_read_leaves_the_others_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry, tells = Telemetry("test"), {"executor_id": "executor-0"}
+
+    def fail() -> Iterator[tuple[float, dict[str, str]]]:
+        yield 1, tells
+        raise ZeroDivisionError
+
+    read: list[Callable[[], Readings]] = [lambda: [(9, tells)], fail, lambda: [(9, {})], lambda: [(9, tells)]]
+    for series, each in zip([DRAINING, EXECUTOR_LOAD, NUM_BLOCKS, SLOWDOWN], read, strict=True):
+        series.observe(telemetry.registry, each)
+    lines = (await telemetry.render()).decode().splitlines()
+    assert [line for line in lines if not line.startswith("#") and "executor" in line] == [
+        'slackwater_executor_draining{executor_id="executor-0"} 9.0',
+        'slackwater_executor_online_slowdown{executor_id="executor-0"} 9.0',
+    ]
+    failed = [vars(record)["series"] for record in caplog.records if record.message == "a series could not be read"]
+    assert failed == [EXECUTOR_LOAD.exposed, NUM_BLOCKS.exposed]
+    telemetry.close()
+
+
+async def test_others_have_their_turn_between_any_two_series() -> None:
+    telemetry, turns = Telemetry("test"), []
+    for number, series in enumerate(EXECUTOR_COUNTERS.values()):
+        series.observe(telemetry.registry, lambda number=number: [(len(turns), {"executor_id": str(number)})])
+    rendering = asyncio.ensure_future(telemetry.render())
+    while not rendering.done():
+        turns.append(None)
+        await asyncio.sleep(0)
+    text = rendering.result().decode()
+    values = [float(line.split()[-1]) for line in text.splitlines() if "executor_id" in line]
+    assert len(values) == len(set(values)) == len(EXECUTOR_COUNTERS)
     telemetry.close()
