@@ -99,7 +99,7 @@ class StepLoop:
 
     def abort(self, request_ids: list[str]) -> None:
         """Takes effect at the latest when the steps in flight end."""
-        self._replica.abort(request_ids)
+        self._planner.abort(request_ids)
         self._wake.set()
 
     def take_plan(self, plan: StepPlan) -> None:

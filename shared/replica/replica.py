@@ -111,7 +111,22 @@ class Replica:
     def take_in_late(self, plan: StepPlan) -> None:
         """Of a plan that came too late for its step: its requests wait for the next."""
         self._foresight.err()
-        self._take_in(plan)
+        self.take_in(plan)
+
+    def take_in(self, plan: StepPlan) -> None:
+        """What a plan brings, beside its batch; nothing of one that was looked at before: who has left since is not to
+        come again."""
+        if plan is self._taken_in:
+            return
+        self._taken_in = plan
+        for request in plan.admitted:
+            self._admit(request)
+        if plan.readers is not None:
+            self._readers.follow(plan.readers.since_s, plan.readers.number)
+            for request, runs in zip(plan.admitted, plan.readers.entering, strict=False):  # where some are not taken
+                if request.request_id in self._live.by_id:
+                    self._readers.enter(request.request_id, self._live.block_hashes(request.request_id), runs)
+            self._readers.change(plan.readers.changes)
 
     def abort(self, request_ids: Seq[str]) -> None:
         """Unknown ids are ignored: they have ended."""
@@ -147,7 +162,7 @@ class Replica:
             self._model, self._pace = model, self._pace.of_new_model()
         if plan is None:
             return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
-        self._take_in(plan)
+        self.take_in(plan)
         self._planned = {entry.request_id: entry.num_scheduled_tokens for entry in plan.entries}
         has_reserve = self.num_reserved_blocks > 0
         if self._foresight.came_true(plan, policy, model, self._pace, self._now_ms(), has_reserve):
@@ -408,21 +423,6 @@ class Replica:
         self._foresight.tell(self._now_ms() + (self._in_flight[-1].planned_ms if self._in_flight else 0.0))
         fresh, self._live.untold = self._live.untold, {}
         return self.table.copies(None if all_of_them else fresh)
-
-    def _take_in(self, plan: StepPlan) -> None:
-        """What a plan brings, beside its batch; nothing of one that was looked at before: who has left since is not to
-        come again."""
-        if plan is self._taken_in:
-            return
-        self._taken_in = plan
-        for request in plan.admitted:
-            self._admit(request)
-        if plan.readers is not None:
-            self._readers.follow(plan.readers.since_s, plan.readers.number)
-            for request, runs in zip(plan.admitted, plan.readers.entering, strict=False):  # where some are not taken
-                if request.request_id in self._live.by_id:
-                    self._readers.enter(request.request_id, self._live.block_hashes(request.request_id), runs)
-            self._readers.change(plan.readers.changes)
 
     def _admit(self, request: GenerateRequest, hashes: Seq[bytes] = ()) -> None:
         if not self.handovers.keeps(request):

@@ -1,6 +1,8 @@
 """SCHEDULER of HyGen Alg. 2 (lines 22-33) without queues and engine: what an executor runs next, and what it says of
 it. Synchronous: the live loop and the simulator feed it."""
 
+from collections.abc import Sequence
+
 from shared.latency.model import LatencyModel
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
 from shared.replica.ahead import Running
@@ -20,6 +22,7 @@ class StepPlanner:
         self._epoch = epoch
         self._depth = depth
         self._plans: dict[int, StepPlan] = {}  # by step, of steps to come
+        self._aborted: dict[str, None] = {}  # that these bring
         self._steps_since_idle = 0
         self._tells_all = True
         self._ended: list[EndedRequest] = []  # since the last message
@@ -47,10 +50,16 @@ class StepPlanner:
         else:
             self._replica.totals.plans_stale += 1
 
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """As ``Replica.abort``; one that a plan is to bring ends when it does."""
+        self._replica.abort(request_ids)
+        brought = self._brought()
+        self._aborted |= {request_id: None for request_id in request_ids if request_id in brought}
+
     def next_step(self, policy: Policy, model: LatencyModel) -> tuple[PlanSource, Running]:
         """The plan where it came in time; else, or where nothing of it is left to run, a plan made here. A plan of
         which nothing can run yet is kept until its step starts."""
-        plan = self._plans.get(self.step)
+        plan = self._next_plan()
         if plan is not None:
             running = self._replica.allocate(self._replica.schedule(plan, policy, model))
             if running:
@@ -62,7 +71,7 @@ class StepPlanner:
 
     def look_ahead(self, policy: Policy, model: LatencyModel) -> tuple[PlanSource, Running]:
         """As ``next_step``, while the step before it runs: see ``Replica.look_ahead``."""
-        plan = self._plans.get(self.step)
+        plan = self._next_plan()
         source = PlanSource.LOCAL if plan is None else PlanSource.PLAN
         return source, self._replica.look_ahead(plan, policy, model)
 
@@ -77,6 +86,9 @@ class StepPlanner:
         self._steps_since_idle += 1
         for step in [step for step in self._plans if step < self.step]:
             del self._plans[step]
+        if self._aborted:
+            brought = self._brought()
+            self._aborted = {request_id: None for request_id in self._aborted if request_id in brought}
         return message
 
     def rest(self) -> None:
@@ -92,6 +104,18 @@ class StepPlanner:
         ended = self._replica.take_ended()
         self._ended += [ended_request(each) for each in ended]
         return ended
+
+    def _next_plan(self) -> StepPlan | None:
+        """Of the step that starts next, with what it brings taken in where some of that is not to run."""
+        plan = self._plans.get(self.step)
+        if plan is not None and self._aborted:
+            self._replica.take_in(plan)
+            self._replica.abort(list(self._aborted))
+        return plan
+
+    def _brought(self) -> set[str]:
+        """By the plans that are kept; membership only."""
+        return {request.request_id for plan in self._plans.values() for request in plan.admitted}
 
     def _message(self, source: PlanSource, idle: bool) -> StepStarted:
         """With several steps in flight it always tells all: the scheduler's picture is further from the truth then."""

@@ -112,7 +112,7 @@ class VirtualExecutor:
 
     def abort(self, request_ids: list[str]) -> None:
         """Takes effect at the latest when the steps in flight end."""
-        self.replica.abort(request_ids)
+        self._planner.abort(request_ids)
         self._wake()
 
     def take_plan(self, plan: StepPlan) -> None:

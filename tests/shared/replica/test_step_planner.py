@@ -194,3 +194,24 @@ def test_a_step_ahead_runs_by_the_plan_of_its_step() -> None:
         source, running = planner.look_ahead(Policy(), MODEL)
         assert source is (PlanSource.PLAN if has_plan else PlanSource.LOCAL)
         assert [sequence.request_id for sequence, _ in running] == ["on", "other"]
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_what_is_aborted_before_its_plan_is_looked_at_does_not_run(looks_ahead: bool) -> None:
+    planner, replica = make_planner(takes_steps_ahead=True)
+    replica.submit(request_of("on", max_tokens=30))
+    planner.start(planner.next_step(Policy(), MODEL)[0])
+    planner.take_plan(plan_of(1, *(request_of(name, Kind.OFFLINE) for name in ("off", "other")), online=("on",)))
+    planner.abort(["off", "unknown"])
+    if looks_ahead:
+        planner.look_ahead(Policy(), MODEL)
+        replica.take_back()
+    finish(replica)
+    _, running = planner.next_step(Policy(), MODEL)
+    assert [sequence.request_id for sequence, _ in running] == ["on", "other"]
+    assert [each.sequence.request_id for each in planner.take_ended()] == ["off"]
+    planner.start(PlanSource.PLAN)
+    finish(replica)
+    planner.take_plan(plan_of(2, request_of("off", Kind.OFFLINE), online=("on",)))
+    _, running = planner.next_step(Policy(), MODEL)
+    assert "off" in [sequence.request_id for sequence, _ in running], "sent again, it comes"
