@@ -24,6 +24,7 @@ from shared.server_url import root_url
 Json = dict[str, Any]
 
 CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 60.0  # of what takes a server no time: none of it is a file, or a model's answer
 FULL = 429
 MAY_DO_LATER = (408, FULL, 502, 503, 504)
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -88,7 +89,7 @@ class ApiClient:
     def get(self, path: str, needs: Sequence[str] = (), **params: str | int | None) -> Json:
         """A JSON object, which has the fields that are needed."""
         given = {name: value for name, value in params.items() if value is not None}
-        return self._json("GET", path, needs, params=given)
+        return self._answer("GET", path, needs, params=given)
 
     def post(
         self,
@@ -98,11 +99,11 @@ class ApiClient:
         needs: Sequence[str] = (),
     ) -> Json:
         """Send and receive a JSON object, as ``get``."""
-        return self._json("POST", path, needs, json=body, headers=headers)
+        return self._answer("POST", path, needs, json=body, headers=headers)
 
     def delete(self, path: str, **params: str | int) -> Json:
         """Receive a JSON object."""
-        return self._json("DELETE", path, params=params)
+        return self._answer("DELETE", path, params=params)
 
     def pages(self, path: str, limit: int) -> Iterator[Json]:
         """The objects of a list, asked for ``limit`` at a time."""
@@ -145,6 +146,10 @@ class ApiClient:
                     event: Json = json.loads(data)
                     _require_no_error(event)
                     yield event
+
+    def _answer(self, method: str, path: str, needs: Sequence[str] = (), **request: Any) -> Json:
+        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        return self._json(method, path, needs, timeout=timeout, **request)
 
     def _json(self, method: str, path: str, needs: Sequence[str] = (), **request: Any) -> Json:
         with self._named_errors():

@@ -21,7 +21,7 @@ from services.local.cli import app
 from services.local.commands.server import ApiClient
 from services.local.stack.bus_access.folder import BusFolder
 from services.local.stack.machine import free_port
-from shared.errors import ApiError
+from shared.errors import ApiError, UnavailableApiError
 from tests.programs import run_slackwater
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
@@ -509,3 +509,14 @@ def test_the_servers_own_words_are_shown(server: Server) -> None:
     assert stderr.endswith("/batch_moved answered 308, and leads to https://llm.example/v1/batches/batch_moved\n")
     with ApiClient(server.url) as client, pytest.raises(ApiError, match="/broken answered 500"):
         client.get("/broken")
+
+
+def test_a_server_that_answers_nothing_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be asked again, as who waits for a batch does."""
+    monkeypatch.setattr("services.local.commands.server.ANSWER_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with ApiClient(url) as client:
+            for ask in (client.get, client.post, client.delete):
+                with pytest.raises(UnavailableApiError, match="timed out"):
+                    ask("/v1/batches/batch_1")
