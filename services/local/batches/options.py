@@ -24,6 +24,7 @@ from shared.settings.command_options import one_of
 MAX_TOKENS_FIELD = {CHAT: "max_tokens", TEXT: "max_tokens", RESPONSES: "max_output_tokens"}
 MADE_OF_ROWS = ("model", "messages", "prompt", "input", "instructions", "stream")  # what --body does not say
 GENERATING = ("system", "max_tokens", "temperature", "top_p", "seed", "stop")  # what no embedding depends on
+STDOUT = "-"  # to other commands
 OWN_METADATA = JOB.partition("_")[0]
 
 
@@ -157,7 +158,9 @@ def job_id(value: str | None) -> str | None:
 
 def require_writable(*paths: Path, force: bool) -> None:
     """Before anything is sent. Raises BadParameter where results could not be written."""
-    if paths and paths[0].exists() and not paths[0].is_file():  # a device or a pipe
+    if str(paths[0]) == STDOUT:
+        raise typer.BadParameter("name a file; results do not go to stdout", param_hint="'--output'")
+    if paths[0].exists() and not paths[0].is_file():  # a device or a pipe
         return
     for path in paths:
         folder = path.resolve().parent

@@ -447,6 +447,17 @@ def test_where_results_cannot_be_written_nothing_is_sent(server: Server, tmp_pat
     assert there.read_bytes() == FILES["file-out"]
 
 
+def test_results_do_not_go_to_a_file_that_looks_like_stdout(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text('{"custom_id": "batch_whole"}\n')
+    for command in (("submit", "in.jsonl"), ("submit", "-"), ("get", "batch_1"), ("results", "batch_1")):
+        status, stdout, stderr = slackwater("batch", *command, "--output", "-", "--url", server.url)
+        assert (status, stdout, "name a file; results do not go to stdout" in stderr) == (2, "", True), stderr
+    assert (server.bodies, [path.name for path in tmp_path.iterdir()]) == ([], ["in.jsonl"])
+
+
 @pytest.mark.parametrize(("source", "output"), [("in.jsonl", "in.jsonl"), ("in.errors.jsonl", "in.jsonl")])
 def test_results_never_take_the_place_of_the_requests(server: Server, tmp_path: Path, source: str, output: str) -> None:
     requests = tmp_path / source
