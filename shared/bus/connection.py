@@ -78,11 +78,15 @@ class FencedClient(Client):  # type: ignore[misc]
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        if not self.may_send(subject):
-            raise FencedError(f"{subject}: this process may not send now")
-        if len(subject.encode()) + len(reply.encode()) > MOST_SUBJECTS:
-            raise nats.errors.BadSubjectError
-        await super().publish(subject, payload, reply, headers)
+        try:
+            if not self.may_send(subject):
+                raise FencedError(f"{subject}: this process may not send now")
+            if len(subject.encode()) + len(reply.encode()) > MOST_SUBJECTS:
+                raise nats.errors.BadSubjectError
+            await super().publish(subject, payload, reply, headers)
+        except BaseException:
+            self._resp_map.pop(reply.rpartition(".")[2], None)  # nats-py would await for ever what was not asked
+            raise
 
     def handle(self, handling: Coroutine[Any, Any, None]) -> None:
         """Beside what other handlers do: nats-py waits for that of its subscriptions alone, and ends that alone."""

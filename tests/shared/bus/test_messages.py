@@ -120,6 +120,16 @@ async def test_a_subject_that_no_server_takes_is_not_sent_and_what_is_behind_it_
     assert bus.reconnects == 0
 
 
+async def test_of_requests_that_could_not_be_sent_nothing_stays(bus: Bus) -> None:
+    """Who may not send asks again and again."""
+    bus.fence(lambda subject: subject != "test.fenced")
+    for subject, message in (("test.large", "x" * MAX_PAYLOAD), ("test." + "a" * 4096, None), ("test.fenced", None)):
+        for _ in range(10):
+            with pytest.raises(BusError):
+                await bus.request(subject, message, str)
+    assert not bus._client._resp_map
+
+
 async def test_an_error_of_any_length_is_told(bus: Bus) -> None:
     async def fail(_: object) -> None:
         raise BusError("x" * 2 * MAX_PAYLOAD)
