@@ -39,8 +39,9 @@ from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# A longer prompt is tokenized in a thread, and a grammar compiled, so that streams do not wait for it.
+# A longer prompt is tokenized in a thread, a grammar compiled, a longer answer written, so that streams do not wait.
 INLINE_BODY_BYTES = 16 * 1024
+INLINE_VALUES = 4 * 1024  # tokens and numbers
 COMPILED = (b"json_schema", b"json_object", b"tool_choice", b"strict", b"structured_outputs", b"guided_")
 
 StreamWriter = ChunkWriter | ReasoningChunks | ResponseEvents
@@ -106,7 +107,14 @@ async def answer(
             return error_response(500, generation.error, SERVER_ERROR)
     if keep is not None:
         await keep(choices)
-    return JsonResponse(body(choices), headers=headers)
+    return await written(choices, lambda: JsonResponse(body(choices), headers=headers))
+
+
+async def written(choices: Choices, write: Callable[[], T]) -> T:
+    """What is made of ended choices."""
+    if sum(each.num_values for each in choices.generations) <= INLINE_VALUES:
+        return write()
+    return await asyncio.to_thread(write)
 
 
 async def _start_choices(request: Request, completion: CompletionRequest) -> Choices:

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.intake import answer, caller_of, read_request, tenant_of
+from services.gateway.api.intake import answer, caller_of, read_request, tenant_of, written
 from services.gateway.http.operation import JsonResponse, answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from shared.openai.errors import RequestError
@@ -72,7 +72,7 @@ class AnswerInHand:
         """Before the client is told of its end: what it is told of is there. Raises BusError."""
         if not self._is_stored:
             return
-        body = self.body(choices)
+        body = await written(choices, partial(self.body, choices))
         text = body.output[0].content[0].text
         name, organization = ("", "") if self._key is None else (self._key.name, self._key.organization or "")
         stored = StoredResponse(

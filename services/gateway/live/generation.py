@@ -16,6 +16,7 @@ from shared.protocol.tokens import ChoiceOutput, TokenLogprobs, TokenOutput
 from shared.scheduling.placement.routing import Route
 from shared.scheduling.request import Kind
 
+NUMBER_BYTES = 4
 SUSPECT_CRASHES = 2
 TRIAL_TOKENS = 8  # tokens that were on their way when the executor died are generated again first
 
@@ -106,6 +107,16 @@ class Generation:
         """All of it, at its end."""
         assert self.finish_reason is not None
         return ChoiceOutput(self.output_token_ids, self.finish_reason, self.output_logprobs)
+
+    @property
+    def num_values(self) -> int:
+        """About how many tokens, log probabilities and other numbers its whole answer is made of."""
+        sampling, num_tokens = self.request.sampling, len(self.output_token_ids)
+        if sampling.echo:
+            num_tokens += len(self.request.prompt_token_ids)
+        of_token = 1 if sampling.logprobs is None else 2 + sampling.logprobs
+        num_bytes = len(self.prompt_scores or b"") + len(self.embedding or b"")
+        return num_tokens * of_token + num_bytes // NUMBER_BYTES
 
     def next_attempt(self, gateway_id: str) -> GenerateRequest:
         """The message that makes an executor go on from the tokens so far."""
