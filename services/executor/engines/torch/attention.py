@@ -45,8 +45,10 @@ AttentionStep = Callable[[Layer, Tensor, Tensor, Tensor, float, int | None], Ten
 class ShapeProbe:
     """Attends without a cache and notes each layer's shape, in the order of the layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_sequences: int = 1) -> None:
+        """``num_sequences``: of the pass, all of one length."""
         self.shapes: dict[Layer, LayerShape] = {}
+        self._num_sequences = num_sequences
 
     def __call__(
         self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
@@ -55,9 +57,11 @@ class ShapeProbe:
             raise EngineError(f"{type(layer).__name__} attends more than once, with KV of each")
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], scale, window)
         group_size = query.shape[1] // key.shape[1]
-        rows, keys, values = (heads.transpose(0, 1) for heads in (query, key, value))
-        keys, values = keys.repeat_interleave(group_size, dim=0), values.repeat_interleave(group_size, dim=0)
-        return F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=scale).transpose(0, 1)
+        apart = (heads.view(self._num_sequences, -1, *heads.shape[1:]) for heads in (query, key, value))
+        rows, keys, values = (heads.transpose(1, 2) for heads in apart)
+        keys, values = keys.repeat_interleave(group_size, dim=1), values.repeat_interleave(group_size, dim=1)
+        attended = F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=scale)
+        return attended.transpose(1, 2).flatten(0, 1)
 
 
 def paged_step(

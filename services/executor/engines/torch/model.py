@@ -64,6 +64,11 @@ class LoadedModel:
             layers = list(shapes.values())
             if missing := layers_without_attention(model, len(layers)):
                 raise ModelError(missing)
+            if not keeps_apart(TransformersForward(model), device):
+                raise ModelError(
+                    f"the torch engine cannot run {path}: what {type(model).__name__} makes of a token hangs on other "
+                    "requests of its step, or on its place there; choose another model"
+                )
             del shapes  # its keys are layers, whose weights are freed as they are taken
             for change in (_merged, _packed):
                 forward = change(model, layers, can_pack(device, model_dtype))
@@ -155,6 +160,18 @@ def probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShap
     if any(getattr(layer, "is_causal", True) is False for layer in probe.shapes):
         raise ModelError("its tokens attend to those that follow them: it is an encoder, and no decoder")
     return probe.shapes, logits
+
+
+def keeps_apart(forward: Forward, device: torch.device) -> bool:
+    """Whether two sequences in one pass have the same logits when they change places. So they have not where layers mix
+    tokens by more than attention, as a convolution or a state beside it does, or where a token's position is counted
+    from the beginning of the pass, whatever its position id is."""
+    one, other = torch.arange(2 * PROBE_TOKENS, device=device).chunk(2)
+    positions = torch.arange(PROBE_TOKENS, device=device).repeat(2)
+    rows = torch.arange(2 * PROBE_TOKENS, device=device)
+    logits = forward(torch.cat((one, other)), positions, rows, ShapeProbe(2))
+    changed = forward(torch.cat((other, one)), positions, rows, ShapeProbe(2))
+    return _are_close(changed.roll(PROBE_TOKENS, 0), logits)
 
 
 def layers_without_attention(model: torch.nn.Module, num_attended: int) -> str:

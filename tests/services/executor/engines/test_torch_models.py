@@ -81,6 +81,20 @@ def test_models_beyond_our_kernels_are_refused(
         TorchEngine.load(tmp_path, family, device="cpu", num_blocks=8)
 
 
+FALCON_H1 = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+BART = {"d_model": 64, "decoder_ffn_dim": 96, "decoder_layers": 2, "decoder_attention_heads": 4, "init_std": 0.3}
+
+
+@pytest.mark.parametrize(("family", "options"), [("falcon_h1", FALCON_H1), ("bart", BART)])
+def test_a_model_whose_tokens_hang_on_others_of_a_step_is_refused(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """By a state beside attention, or by positions that are counted from the beginning of the step."""
+    save_model(tmp_path, family, **options)
+    with pytest.raises(ModelError, match="hangs on other requests of its step, or on its place there"):
+        TorchEngine.load(tmp_path, family, device="cpu", num_blocks=8)
+
+
 def test_model_that_reads_its_own_weights_runs_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed weights have another layout: a layer that multiplies by ``linear.weight`` itself must keep the plain."""
     save_model(tmp_path, "gemma", **FAMILIES["gemma"])
