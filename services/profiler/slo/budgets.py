@@ -180,9 +180,9 @@ class SloBudgets:
         """A search by live runs has the budget to itself; what others put there is replaced by ours."""
         if budget is None:
             self._published.pop(profile_key, None)
-            return
-        self._published[profile_key] = budget
-        if budget.source is BudgetSource.PROFILING:
+        else:
+            self._published[profile_key] = budget
+        if budget is not None and budget.source is BudgetSource.PROFILING:
             self._held.add(profile_key)
         else:
             self._held.discard(profile_key)

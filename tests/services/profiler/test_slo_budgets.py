@@ -215,6 +215,18 @@ async def test_a_live_search_has_the_budget_to_itself_and_its_record_is_taken_ov
     await until(is_taken_over)
 
 
+async def test_a_live_search_that_began_before_there_was_a_budget_leaves_its_place_to_one(
+    bus: Bus, stack: Stack, start: Start
+) -> None:
+    """Where it finds nothing it puts back that there was none."""
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    kept = await start(SLO)
+    await budgets.put(KEY, BudgetRecord(KEY, 77.0, BudgetSource.PROFILING))
+    await until(lambda: kept._published[KEY].source == BudgetSource.PROFILING)
+    await budgets.delete(KEY)
+    await until(lambda: stack.has_budget("slo-start"))
+
+
 @pytest.mark.slow
 async def test_who_asks_gets_a_search_of_any_slos_or_why_there_is_none(stack: Stack, start: Start) -> None:
     await start("")
