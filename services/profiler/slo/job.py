@@ -112,13 +112,16 @@ def _marginal_ms(model: LatencyModel, info: ExecutorInfo, length: OfflineLength)
 
 async def search_aside(job: SloJob) -> SloProfileRecord:
     """Takes at most one core, at a low priority; cancelling kills it. Raises SearchError."""
-    process = await asyncio.create_subprocess_exec(
-        *tied(sys.executable, "-m", "services.profiler.slo.job"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # a Ctrl-C at the terminal is the profiler's to handle
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *tied(sys.executable, "-m", "services.profiler.slo.job"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C at the terminal is the profiler's to handle
+        )
+    except OSError as error:  # too many open files, or no memory for another process
+        raise SearchError(f"no process can be started for the search: {error.strerror}") from error
     try:
         out, err = await process.communicate(msgspec.json.encode(job))
     finally:

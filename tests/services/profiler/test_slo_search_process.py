@@ -1,6 +1,8 @@
 """The search's own process."""
 
 import asyncio
+import os
+import resource
 import sys
 
 import msgspec
@@ -11,6 +13,7 @@ from services.profiler.slo.job import SearchError, SloJob, search_aside
 from shared.protocol.offline.requests import OfflineLength
 from shared.protocol.profiling.slo_profile import Trial
 from shared.scheduling.strategy import Strategy
+from tests.programs import no_more_files
 from tests.services.profiler.profiling import executor_info, until
 from tests.services.profiler.test_slo_keeper import model
 
@@ -95,3 +98,9 @@ async def test_cancelling_ends_the_process() -> None:
 async def test_a_search_that_cannot_be_says_why() -> None:
     with pytest.raises(SearchError, match="preset online-only has neither"):
         await search_aside(job(10, preset="online-only"))
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux bounds the files of another process")
+async def test_a_search_for_which_no_process_can_be_started_says_why() -> None:
+    with no_more_files(os.getpid()), pytest.raises(SearchError, match="Too many open files"):
+        await search_aside(job(10))
