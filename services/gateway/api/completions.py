@@ -73,8 +73,8 @@ def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter | Reasonin
         ChunkWriter if request.tools is None else partial(ToolCallChunks, tools=request.tools)
     )
     if request.sampling.echo:
-        prompts = [each.request.prompt_token_ids for each in choices.generations]
-        echoes = [Echo.of(logprobs.tokenizer, prompt) for prompt in prompts]
+        firsts, n = choices.generations[:: choices.num_per_prompt], choices.num_per_prompt
+        echoes = [echo for each in firsts for echo in [Echo.of(logprobs.tokenizer, each.request.prompt_token_ids)] * n]
         shown = partial(_shown_prompt, choices)
         writer = partial(EchoChunks, echoes=echoes, prompt_of=shown, sampling=request.sampling)
     usage = choices.usage_so_far if request.tells_usage_so_far else None

@@ -97,7 +97,7 @@ async def answer(
     headers = caller_of(request).limits.headers(context.clock.monotonic_s())
     if completion.stream:
         assert writer is not None
-        events = _events(choices, writer(choices), context.models.of(completion.model).tokenizer, keep)
+        events = _events(choices, await writer_of(choices, writer), context.models.of(completion.model).tokenizer, keep)
         return EventSource(events, aclosing(choices), headers)
     async with aclosing(choices):
         if not await unless_gone(request.receive, choices.finished()):
@@ -110,8 +110,17 @@ async def answer(
     return await written(choices, lambda: JsonResponse(body(choices), headers=headers))
 
 
+async def writer_of(choices: Choices, writer: Callable[[Choices], StreamWriter]) -> StreamWriter:
+    """Of an echo it has the prompts' texts. The choices are closed where there is none."""
+    try:
+        return await written(choices, partial(writer, choices))
+    except BaseException:
+        await choices.aclose()
+        raise
+
+
 async def written(choices: Choices, write: Callable[[], T]) -> T:
-    """What is made of ended choices."""
+    """What is made of choices that have ended, or only of their prompts."""
     if sum(each.num_values for each in choices.generations) <= INLINE_VALUES:
         return write()
     return await asyncio.to_thread(write)
