@@ -84,8 +84,11 @@ class GrammarMasks:
     def _read_tokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
-        eos_token_ids = list(self.facts.eos_token_ids) or None
-        return LLTokenizer(str(self._path / "tokenizer.json"), self.facts.vocab_size, eos_token_ids)
+        file, eos_token_ids = str(self._path / "tokenizer.json"), list(self.facts.eos_token_ids) or None
+        try:
+            return LLTokenizer(file, self.facts.vocab_size, eos_token_ids)
+        except ValueError:  # it has tokens beyond the model's, as where some were added and the model was left as it is
+            return LLTokenizer(file, None, eos_token_ids)
 
     def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher

@@ -119,6 +119,19 @@ def test_noise_becomes_what_the_schema_asks_for(tokenizer: Tokenizer, masks: Gra
     assert [each.output for each in plain] == [each.output for each in alone]
 
 
+def test_a_tokenizer_may_have_tokens_beyond_the_models(
+    tokenizer: Tokenizer, model_folder: Path, tmp_path: Path
+) -> None:
+    for file in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).write_bytes((model_folder / file).read_bytes())
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": tokenizer.vocab_size - 2}))
+    masks = GrammarMasks(tmp_path)
+    for output in run(persons(tokenizer, 2), masks, ModelFacts.read(tmp_path)):
+        jsonschema.validate(json.loads(tokenizer.decode(output)), PERSON)
+    masks.close()
+
+
 def test_a_matcher_is_made_again_from_the_tokens(
     tokenizer: Tokenizer, model_folder: Path, masks: GrammarMasks, facts: ModelFacts
 ) -> None:
