@@ -1,6 +1,6 @@
 """What executors of one kind serve to online users, as gateways and heartbeats tell it."""
 
-from services.profiler.slo.workload import Workload, WorkloadRecorder
+from services.profiler.slo.workload import SPAN_S, Workload, WorkloadRecorder
 from shared.protocol.executors import Heartbeat
 from shared.protocol.profiling.online import OnlineLatencies, OnlineServed
 from shared.watch.windows import Rolling
@@ -12,13 +12,18 @@ class OnlineWatch:
     def __init__(self, start_unix_s: float) -> None:
         self._start_unix_s = start_unix_s
         self._recorders: dict[str, WorkloadRecorder] = {}  # by executor
+        self._served_s: dict[str, float] = {}  # when each was last told of
         self.last_minute = Rolling(60.0, OnlineLatencies)  # for people
         self._fresh = OnlineLatencies()
         self._steps_offline: dict[str, tuple[str, int]] = {}  # executor -> its epoch and its counter
         self._offline_ran = False
 
     def on_served(self, now_s: float, served: OnlineServed) -> None:
-        """A gateway's report; ``now_s`` is monotonic."""
+        """A gateway's report; ``now_s`` is monotonic. Nothing stays of an executor of which none came for so long that no
+        workload has its requests any more."""
+        self._served_s[served.executor_id] = now_s
+        for executor_id in [each for each, served_s in self._served_s.items() if served_s < now_s - SPAN_S]:
+            del self._recorders[executor_id], self._served_s[executor_id]
         recorder = self._recorders.setdefault(served.executor_id, WorkloadRecorder(self._start_unix_s))
         recorder.add(served)
         self.last_minute.add(now_s, served.latencies)

@@ -5,6 +5,7 @@ import pytest
 
 from loadgen.report.slo import parse_slo
 from loadgen.workload.traces import TraceRequest
+from services.profiler.slo.online_watch import OnlineWatch
 from services.profiler.slo.workload import LONGEST_OPEN_S, Workload, WorkloadRecorder, drift
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.profiling.online import FinishedOnline, OnlineLatencies, OnlineServed
@@ -63,6 +64,18 @@ def test_a_full_recording_has_the_newest_before_the_oldest_that_is_open() -> Non
         workload = recorder.workload(float(second + 1))
         assert (workload is not None and workload.is_full) is (second >= 9)
     assert workload is not None and (len(workload.requests), workload.duration_s) == (10, 10.0)
+
+
+def test_of_executors_that_serve_nothing_any_more_nothing_stays() -> None:
+    """However many have come and gone."""
+    watch = OnlineWatch(0.0)
+    for number in range(20):
+        for second in (300 * number, 300 * number + 1):
+            told = served((float(second), number, 1))
+            watch.on_served(second, msgspec.structs.replace(told, executor_id=f"executor-{number}"))
+    assert len(watch._recorders) == 3
+    workload = watch.workload(300 * 19 + 2.0)
+    assert workload is not None and [each.num_prompt_tokens for each in workload.requests] in ([18, 18], [19, 19])
 
 
 def steady(num_requests: int, gap_s: float, prompt: int = 100) -> Workload:
