@@ -19,8 +19,8 @@ class OnlineWatch:
         self._offline_ran = False
 
     def on_served(self, now_s: float, served: OnlineServed) -> None:
-        """A gateway's report; ``now_s`` is monotonic. Nothing stays of an executor of which none came for so long that no
-        workload has its requests any more."""
+        """A gateway's report; ``now_s`` is monotonic. Nothing stays of an executor of which none came for so long that
+        no workload has its requests any more."""
         self._served_s[served.executor_id] = now_s
         for executor_id in [each for each, served_s in self._served_s.items() if served_s < now_s - SPAN_S]:
             del self._recorders[executor_id], self._served_s[executor_id]
