@@ -97,13 +97,14 @@ class Giving:
             return await self._ask(offer, OFFER_S)
         except NobodyListensError:
             return OfferAnswer(offer.handover_id, False, "it is not on the bus")
-        except BusError as error:
-            logger.warning("an offer is taken back", extra=log_ids(offer.carried) | {"why": str(error)})
+        except Exception as error:  # of whatever kind: the taker may have it
+            event = log_ids(offer.carried) | {"why": str(error)}
+            logger.warning("an offer is taken back", exc_info=not isinstance(error, BusError), extra=event)
         withdraw = Withdraw(offer.handover_id, offer.giver, offer.taker)
         while self._peers.get(offer.taker) is not None and not self._gives_up:
             try:
                 return await self._ask(withdraw, WITHDRAW_S)
-            except BusError as error:
+            except Exception as error:
                 logger.debug("no word from a taker", extra={"taker": offer.taker.executor_id, "why": str(error)})
             await asyncio.sleep(WITHDRAW_S / 2)
         return OfferAnswer(offer.handover_id, False, "this executor ends" if self._gives_up else "it is gone")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.executor.handover.giving import Giving
 from services.executor.handover.link import BlockPairs
 from services.executor.service import ExecutorService
 from shared.errors import BusError, ConfigError
@@ -306,6 +307,33 @@ async def test_an_offer_without_an_answer_is_asked_about_until_it_is_known(
         await gateway.until_ended(1)
         assert len(gateway.outputs["online-0"]) == 60
     beating.cancel()
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_an_offer_that_fails_as_nobody_expects_is_asked_about_too(
+    expected: dict[str, list[int]],
+    gateway: Client,
+    pools: Pools,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_sent: bool,
+) -> None:
+    ask = Giving._ask
+
+    async def fail(self: Giving, message: OfferMessage, timeout_s: float) -> OfferAnswer:
+        answer = await ask(self, message, timeout_s) if is_sent or isinstance(message, Withdraw) else None
+        if answer is None or isinstance(message, Offer):
+            raise RuntimeError("the handler is closed")
+        return answer
+
+    monkeypatch.setattr(Giving, "_ask", fail)
+    await gateway.send("relaxed", requests())
+    await gateway.until_ended(len(requests()))
+    assert gateway.outputs == expected
+    told = [record for record in caplog.records if record.message == "an offer is taken back"]
+    assert told and all(record.exc_info for record in told)
+    assert bool(pools.relaxed._replica.totals.handed_over) == is_sent
+    await pools.until_idle()
 
 
 async def test_of_a_taker_that_is_gone_nothing_is_awaited(gateway: Client, pools: Pools, fake: FakeTaker) -> None:
