@@ -155,10 +155,12 @@ class Taking:
         self._num_reading -= 1
         try:
             reading.result()
-        except LinkError as error:
+        except Exception as error:  # of whatever kind: it is over
+            if not isinstance(error, LinkError):
+                logger.error("a read failed", exc_info=error, extra=_event(offer))
             self._drop(offer)
             self._spawn(self._on_broken(offer.giver))
-            return str(error)
+            return str(error) or repr(error)
         return ""
 
     async def _let_go(self, offer: Offer, reading: asyncio.Future[None]) -> None:

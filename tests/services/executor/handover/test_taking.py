@@ -24,7 +24,7 @@ class HeldLink(SimLink):
     def begin(self) -> None:
         self.num_reading = 0
         self.let_go = asyncio.Event()
-        self.error: LinkError | None = None
+        self.error: Exception | None = None
 
     async def read(self, *args: object) -> None:
         self.num_reading += 1
@@ -61,11 +61,12 @@ async def test_a_read_that_stalls_keeps_its_blocks_until_it_is_over(
     await pools.until_idle()
 
 
+@pytest.mark.parametrize("error", [LinkError("cut"), RuntimeError("the handler is closed")])
 async def test_a_read_that_fails_is_made_again_over_a_new_connection(
-    gateway: Client, pools: Pools, link: HeldLink
+    gateway: Client, pools: Pools, link: HeldLink, error: Exception
 ) -> None:
     giver = pools.relaxed.info
-    link.error = LinkError("cut")
+    link.error = error
     link.let_go.set()
     await gateway.send("relaxed", [make_request(0, max_tokens=2000)])
     await until(lambda: not link.is_connected(place(giver)))
@@ -74,6 +75,7 @@ async def test_a_read_that_fails_is_made_again_over_a_new_connection(
     assert link.is_connected(place(giver))
     await gateway.until_ended(1)
     assert len(gateway.outputs["online-0"]) == 2000
+    await pools.until_idle()
 
 
 async def test_withdrawn_while_it_is_read(
