@@ -40,7 +40,8 @@ class ModelFacts:
         max_model_len = sizes.max_position_embeddings or sizes.n_positions
         if max_model_len is None:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: max_position_embeddings")
-        ends = tuple(dict.fromkeys([*_ends(folder, config), *_ends_of_tokenizer(folder)]))
+        named = dict.fromkeys([*_ends(folder, config), *_ends_of_tokenizer(folder)])
+        ends = tuple(end for end in named if end < sizes.vocab_size)  # a tokenizer may have tokens beyond the model's
         return cls(max_model_len, sizes.vocab_size, ends, EmbeddingSizes.of(config))
 
 

@@ -22,6 +22,7 @@ PREPARED = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None)  # who
         (0, {"eos_token_id": [1]}, {"content": "<|im_end|>"}, (1, 2)),
         (0, {}, "no token", (0,)),
         (None, {}, None, ()),
+        (49152, {}, "<|im_end|>", (2,)),  # the model never says what is no token of its own
     ],
 )
 def test_an_output_ends_with_each_token_that_a_file_calls_an_end(
