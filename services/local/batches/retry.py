@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.local.batches.batch import RETRY_OF, errors_of, has_ended, metadata_of
+from services.local.batches.batch import DIGEST, RETRY_OF, errors_of, has_ended, metadata_of
 from services.local.batches.results import unanswered
 from services.local.batches.spool import temporary_file
 from services.local.batches.submission import Submission
@@ -31,5 +31,6 @@ def retry_unanswered(submission: Submission, chain: list[Json]) -> list[Json]:
             num_lines += 1
         if not num_lines:
             return []
-        metadata = metadata_of(batch) | submission.metadata | {RETRY_OF: batch["id"]}
+        kept = {key: value for key, value in metadata_of(batch).items() if key != DIGEST}  # of all its lines
+        metadata = kept | submission.metadata | {RETRY_OF: batch["id"]}
         return [submission.file(spool, f"{batch['id']}-retry.jsonl", metadata)]

@@ -227,6 +227,21 @@ def test_lines_that_have_not_run_are_retried_and_all_answers_merged(rig: Gateway
     assert [file.id for file in rig.openai.files.list() if batch_id.removeprefix("batch_") in file.id] == []
 
 
+def test_rows_with_all_the_metadata_that_there_may_be_are_retried(rig: GatewayRig, tmp_path: Path) -> None:
+    """Six of 16 are the command's own, and a retry has one more of them."""
+    rows = tmp_path / "rows.txt"
+    rows.write_text(f"{TOO_LONG}\n")
+    own = {f"key-{n}": str(n) for n in range(10)}
+    pairs = [word for key, value in own.items() for word in ("--metadata", f"{key}={value}")]
+    made = run(rig, "submit", rows, "--max-tokens", "2", "--wait", "--json", *pairs)
+    assert made.exit_code == 3, made.output
+    (batch,) = json.loads(made.stdout)["data"]
+    retried = run(rig, "retry", batch["id"], "--json")
+    assert retried.exit_code == 0, retried.output
+    metadata = json.loads(retried.stdout)["metadata"]
+    assert (metadata["slackwater_retry_of"], len(metadata), metadata.items() >= own.items()) == (batch["id"], 16, True)
+
+
 def test_a_batch_whose_input_was_refused_is_not_retried(rig: GatewayRig, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"custom_id": "a"}\n')
