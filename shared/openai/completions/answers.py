@@ -172,7 +172,7 @@ def _chat_choice(
     thought, text = part(choice.text, reasoning)
     shown = UNSET if thought is None else thought
     content, calls = split_calls(text, tools)
-    finish_reason = finish_reason_of(choice.finish_reason, len(calls))
+    finish_reason = finish_reason_of(choice.finish_reason, len(calls), tools)
     message = AssistantMessage(None if thought and not content else content, shown)
     if tools is not None and calls:
         called = [message_call(call, tools.format, request_id, index, number) for number, call in enumerate(calls)]

@@ -152,7 +152,8 @@ class ToolCallChunks(ChunkWriter):
         rest = self._events(choice.parser.finish(), index)
         if choice.tokens:
             rest += super().text("", choice.tokens, index)
-        return rest + super().finish(finish_reason_of(FinishReason(finish_reason), choice.num_calls), index)
+        told = finish_reason_of(FinishReason(finish_reason), choice.num_calls, self.tools)
+        return rest + super().finish(told, index)
 
     def _events(self, pieces: Iterable[Piece], index: int) -> bytes:
         return b"".join([self._piece(piece, index) for piece in pieces])

@@ -125,6 +125,9 @@ def message_call(
     return MessageToolCall(id, call)
 
 
-def finish_reason_of(finish_reason: FinishReason, num_calls: int) -> str:
-    """An answer that is cut at its limit of tokens says so, calls or not."""
-    return TOOL_CALLS if num_calls and finish_reason is FinishReason.STOP else finish_reason.value
+def finish_reason_of(finish_reason: FinishReason, num_calls: int, tools: ToolUse | None) -> str:
+    """An answer that is cut at its limit of tokens says so, calls or not. One that ends after its first call is whole
+    with it, whatever the model goes on with."""
+    if tools is None or not num_calls:
+        return finish_reason.value
+    return TOOL_CALLS if finish_reason is FinishReason.STOP or not tools.is_parallel else finish_reason.value

@@ -159,9 +159,17 @@ async def test_choices_call_each_for_itself_and_their_tokens_are_all_told(client
     assert len({call.id for found in streamed for call in found["calls"]}) == 4
 
 
-async def test_only_one_call_where_they_are_not_parallel(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(**asked(1), parallel_tool_calls=False)
-    assert [call.function.name for call in answer.choices[0].message.tool_calls or []] == ["get_weather"]
+@pytest.mark.parametrize("num_cut", [0, 5])
+async def test_only_one_call_where_they_are_not_parallel(
+    client: openai.AsyncOpenAI, folder: Path, num_cut: int
+) -> None:
+    """It ends the answer, also where the next one would be cut."""
+    options = asked(1, max_tokens=len(Tokenizer.from_folder(folder).encode(SAYINGS[1])) + 1 - num_cut)
+    (choice,) = (await client.chat.completions.create(**options, parallel_tool_calls=False)).choices
+    assert [call.function.name for call in choice.message.tool_calls or []] == ["get_weather"]
+    assert choice.finish_reason == "tool_calls"
+    stream = await client.chat.completions.create(**options, parallel_tool_calls=False, stream=True)
+    assert [chunk.choices[0].finish_reason async for chunk in stream][-1] == "tool_calls"
 
 
 async def test_without_tools_or_with_tool_choice_none_calls_are_text(client: openai.AsyncOpenAI) -> None:

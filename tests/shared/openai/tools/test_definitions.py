@@ -147,8 +147,19 @@ def test_calls_have_ids_of_their_own_that_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "num_calls", "told"),
-    [("stop", 0, "stop"), ("stop", 2, "tool_calls"), ("length", 0, "length"), ("length", 1, "length")],
+    ("reason", "num_calls", "is_parallel", "told"),
+    [
+        ("stop", 0, True, "stop"),
+        ("stop", 2, True, "tool_calls"),
+        ("length", 0, True, "length"),
+        ("length", 1, True, "length"),
+        ("stop", 1, False, "tool_calls"),
+        ("length", 0, False, "length"),
+        ("length", 1, False, "tool_calls"),
+    ],
 )
-def test_an_answer_ends_with_calls_where_it_was_not_cut(reason: str, num_calls: int, told: str) -> None:
-    assert finish_reason_of(FinishReason(reason), num_calls) == told
+def test_an_answer_ends_with_calls_where_it_was_not_cut(
+    reason: str, num_calls: int, is_parallel: bool, told: str
+) -> None:
+    assert finish_reason_of(FinishReason(reason), num_calls, ToolUse(HERMES, ["f"], is_parallel)) == told
+    assert finish_reason_of(FinishReason(reason), 0, None) == reason
