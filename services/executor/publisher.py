@@ -15,6 +15,8 @@ from shared.replica.outputs import AddressedOutput, Ended
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind
 
+AROUND_SCORES_BYTES = 4096  # of a message that tells of them
+
 
 class StepPublisher:
     """While the bus is away, messages wait in its buffer; beyond it they are dropped and the log says so: steps go
@@ -57,13 +59,24 @@ class StepPublisher:
         by_gateway: dict[str, list[TokenOutput]] = {}
         for gateway_id, output in outputs:
             if gateway_id and (output.prompt_scores or output.embedding):
-                message = StepTokens(self._info.executor_id, self._info.epoch, step, [output])
-                await self._bus.publish_or_drop(subjects.tokens(gateway_id), message)
+                await self._tell(gateway_id, step, [self._sendable(output)])
             elif gateway_id:
                 by_gateway.setdefault(gateway_id, []).append(output)
         for gateway_id, theirs in by_gateway.items():
-            message = StepTokens(self._info.executor_id, self._info.epoch, step, theirs)
-            await self._bus.publish_or_drop(subjects.tokens(gateway_id), message)
+            await self._tell(gateway_id, step, theirs)
+
+    async def _tell(self, gateway_id: str, step: int, outputs: list[TokenOutput]) -> None:
+        message = StepTokens(self._info.executor_id, self._info.epoch, step, outputs)
+        await self._bus.publish_or_drop(subjects.tokens(gateway_id), message)
+
+    def _sendable(self, output: TokenOutput) -> TokenOutput:
+        """Its end with an error where the scores of its prompt are more than a message holds: computed anew they would
+        be as many."""
+        num_bytes = len(output.prompt_scores or b"")
+        if num_bytes <= self._bus.max_payload - AROUND_SCORES_BYTES:
+            return output
+        why = f"the scores of its prompt have {num_bytes} bytes, which is more than the bus takes in one message"
+        return TokenOutput(output.request_id, [], FinishReason.ERROR, error=why)
 
     async def sample(self, step: int, shape: BatchFeatures, latency_ms: float) -> None:
         """How long a step took."""

@@ -24,6 +24,7 @@ from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.profiling.budgets import BudgetRecord
 from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.profiling.measurements import REPLACED, LatencySample, MeasuredShape, MeasureShape, PrefillChunk
+from shared.protocol.prompt_scores import record_bytes
 from shared.protocol.requests import AbortRequests, GenerateRequest, HeldRequests, WhoAsks
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.services import LeaseHolder
@@ -93,9 +94,11 @@ def make_service(bus: Bus, settings: ExecutorSettings, tokenizer: Tokenizer) -> 
 
 @pytest.fixture
 async def executor(
-    nats_url: str, listener: Listener, model_folder: Path, tokenizer: Tokenizer
+    nats_url: str, listener: Listener, model_folder: Path, tokenizer: Tokenizer, request: pytest.FixtureRequest
 ) -> AsyncIterator[ExecutorService]:
-    settings = ExecutorSettings(model_path=str(model_folder), engine="sim", sim_time_scale=0.2, kv_blocks=256)
+    """The parameter: its KV blocks."""
+    kv_blocks = getattr(request, "param", 256)
+    settings = ExecutorSettings(model_path=str(model_folder), engine="sim", sim_time_scale=0.2, kv_blocks=kv_blocks)
     own_bus = await Bus.connect(nats_url, "executor-0")
     service = make_service(own_bus, settings, tokenizer)
     await service.start()
@@ -605,3 +608,20 @@ def test_its_registration_tells_how_it_swaps(model_folder: Path) -> None:
     info = executor_info(settings, spec)
     assert (info.strategy.kv_sharing, info.spec.num_host_slots) == ("bidirectional", 300)
     assert info.spec.swap_ms_per_slot == info.limits().swap_ms_per_slot == spec.swap_ms_per_slot > 0
+
+
+@pytest.mark.parametrize("executor", [1024], indirect=True)
+async def test_scores_that_are_more_than_a_message_holds_end_their_request(
+    executor: ExecutorService, listener: Listener, bus: Bus
+) -> None:
+    """It would be computed again and again, if nobody heard of its end."""
+    num_tokens = bus.max_payload // record_bytes(20)
+    for request_id, length in (("small", 100), ("large", num_tokens + 1)):
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=20)
+        prompt = [100 + position % 1000 for position in range(length)]
+        await bus.publish(
+            subjects.inbox("executor-0"), GenerateRequest(request_id, Kind.ONLINE, prompt, sampling, 0.0, GATEWAY)
+        )
+    token_ids, reason = await listener.until_end("small")
+    assert len(token_ids) == 4 and reason is FinishReason.LENGTH
+    assert await listener.until_end("large") == ([], FinishReason.ERROR)
