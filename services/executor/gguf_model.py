@@ -4,12 +4,14 @@ vocabulary. The weights go through transformers' GGUF loader."""
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from services.executor.gguf_file import GgufFile
 from services.executor.gguf_tokenizer import Fields, write_tokenizer
 from shared.errors import ModelError
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")  # of a text, and of a turn in a chat
+KV_HEADS = "llama.attention.head_count_kv"
 
 Progress = Callable[[str], None]
 
@@ -44,10 +46,23 @@ def _write_model(file: GgufFile, folder: Path, progress: Progress) -> None:
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     # A model loaded from GGUF refuses to be saved; a plain one that takes over its tensors does not.
-    plain.load_state_dict(loaded.state_dict(), assign=True)
+    plain.load_state_dict(_turned_back(file, loaded), assign=True)
     plain.tie_weights()
     progress("writing safetensors")
     plain.save_pretrained(folder)
+
+
+def _turned_back(file: GgufFile, loaded: Any) -> dict[str, Any]:
+    """The weights of ``loaded``. Where a file does not say how many KV heads there are, which then are as many as the
+    others, transformers leaves the rows of queries and keys in the order of llama.cpp: in pairs that turn together."""
+    weights: dict[str, Any] = loaded.state_dict()
+    if KV_HEADS in file.fields:
+        return weights
+    num_heads = loaded.config.num_attention_heads
+    for name in [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight"))]:
+        pairs = weights[name].unflatten(0, (num_heads, -1, 2))
+        weights[name] = pairs.transpose(1, 2).flatten(0, 2).contiguous()
+    return weights
 
 
 def _write_generation_config(fields: Fields, folder: Path) -> None:

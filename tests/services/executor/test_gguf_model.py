@@ -92,6 +92,7 @@ class Llama:
     rope: dict[str, Any] | None = None
     tied: bool = False
     rope_factor_scale: float = 1.0
+    kv_heads: int | None = KV_HEADS  # None: the file says nothing of them, and there are as many as heads
     more: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
     def model(self) -> Any:
@@ -100,7 +101,7 @@ class Llama:
             vocab_size=len(self.vocabulary.tokens),
             hidden_size=HIDDEN,
             num_attention_heads=HEADS,
-            num_key_value_heads=KV_HEADS,
+            num_key_value_heads=self.kv_heads or HEADS,
             num_hidden_layers=LAYERS,
             intermediate_size=INTERMEDIATE,
             max_position_embeddings=CONTEXT,
@@ -133,12 +134,13 @@ class Llama:
 
     def _write_tensor(self, writer: GGUFWriter, name: str, values: np.ndarray[Any, Any]) -> torch.Tensor:
         kind = self.kind if values.ndim == 2 else Kind.F32
-        stored = _permuted(values, HEADS if "q_proj" in name else KV_HEADS) if _is_turned(name) else values
+        heads = HEADS if "q_proj" in name else self.kv_heads or HEADS
+        stored = _permuted(values, heads) if _is_turned(name) else values
         packed = _k_quants(stored.shape) if kind is Kind.Q4_K else quantize(stored, kind)
         writer.add_tensor(_gguf_name(name), packed, raw_dtype=kind)
         read = dequantize(packed, kind)
         if _is_turned(name):
-            read = _permuted_back(read, HEADS if "q_proj" in name else KV_HEADS)
+            read = _permuted_back(read, heads)
         return torch.from_numpy(np.ascontiguousarray(read, dtype=np.float32))
 
     def _write_fields(self, writer: GGUFWriter) -> None:
@@ -148,7 +150,8 @@ class Llama:
         writer.add_block_count(LAYERS)
         writer.add_feed_forward_length(INTERMEDIATE)
         writer.add_head_count(HEADS)
-        writer.add_head_count_kv(KV_HEADS)
+        if self.kv_heads is not None:
+            writer.add_head_count_kv(self.kv_heads)
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_rope_freq_base(10_000.0)
         writer.add_rope_dimension_count(HIDDEN // HEADS)
@@ -223,6 +226,16 @@ def test_the_folder_has_the_weights_of_the_file(tmp_path: Path, kind: Kind) -> N
     ends = [tokens.index(end) for end in ("<|eot_id|>", "<|end_of_text|>")]
     assert (facts.max_model_len, facts.vocab_size, list(facts.eos_token_ids)) == (CONTEXT, len(tokens), ends)
     assert StackOptions(model=str(path)).model_name == "Small-Llama"
+
+
+def test_a_file_that_says_nothing_of_kv_heads_has_as_many_as_heads(tmp_path: Path) -> None:
+    """As of Llama 1; its queries and keys are ordered as in any other file."""
+    path = tmp_path / "llama.gguf"
+    expected = Llama(Vocabulary.sentencepiece(), kv_heads=None).write(path)
+    found: Any = AutoModelForCausalLM.from_pretrained(prepared(path, tmp_path), dtype=torch.float32)
+    token_ids = torch.arange(5, 45)[None]
+    with torch.inference_mode():
+        assert torch.allclose(found(token_ids).logits, expected(token_ids).logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("tied", [False, True])
