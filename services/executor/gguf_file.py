@@ -19,6 +19,7 @@ TENSOR = re.compile(
 KEPT = ("general.architecture", "llama.", "tokenizer.")  # of the fields
 ROPE_FACTORS = "rope_freqs.weight"
 LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+SCALES = ("llama.rope.scaling.factor", "llama.rope.scale_linear")  # of older files the latter
 TOLERANCE = 1e-3  # of those factors, which are float32
 
 
@@ -65,7 +66,8 @@ class GgufFile:
         other = next((name for name in self.tensors if not TENSOR.fullmatch(name)), None)
         if other is not None:
             return f"it has the tensor {other}, which a plain Llama has not"
-        scaling = self.fields.get("llama.rope.scaling.type", "none")
+        is_scaled = any(self.fields.get(name, 1.0) not in (0.0, 1.0) for name in SCALES)
+        scaling = self.fields.get("llama.rope.scaling.type", "linear" if is_scaled else "none")  # as llama.cpp has it
         if scaling != "none" or not self._has_known_rope():
             return f"its rotary embedding is scaled ({scaling}) in a way that is not read from GGUF"
         return why_no_tokenizer(self.fields)

@@ -94,6 +94,7 @@ class Llama:
     rope_factor_scale: float = 1.0
     kv_heads: int | None = KV_HEADS  # None: the file says nothing of them, and there are as many as heads
     more: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
 
     def model(self) -> Any:
         torch.manual_seed(3)
@@ -155,6 +156,8 @@ class Llama:
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_rope_freq_base(10_000.0)
         writer.add_rope_dimension_count(HIDDEN // HEADS)
+        for name, scale in self.scales.items():
+            writer.add_float32(f"llama.rope.{name}", scale)
         writer.add_vocab_size(len(vocabulary.tokens))
         writer.add_tokenizer_model(vocabulary.model)
         writer.add_tokenizer_pre(vocabulary.pre)
@@ -297,6 +300,8 @@ def test_a_file_that_was_written_anew_is_another_model(tmp_path: Path) -> None:
         (Llama(Vocabulary.llama_3(), architecture="qwen2"), "its architecture is qwen2, and only llama"),
         (Llama(Vocabulary("gpt2", "tekken", ["a"], [1], 0, 0, merges=[])), "kind gpt2/tekken"),
         (Llama(Vocabulary.llama_3(), rope=LLAMA_3_ROPE, rope_factor_scale=1.5), "rotary embedding is scaled"),
+        (Llama(Vocabulary.llama_3(), scales={"scaling.factor": 4.0}), "rotary embedding is scaled (linear)"),
+        (Llama(Vocabulary.sentencepiece(), scales={"scale_linear": 4.0}), "rotary embedding is scaled (linear)"),
         (
             Llama(Vocabulary.llama_3(), more={"blk.0.attn_q.bias": np.zeros(HIDDEN, dtype=np.float32)}),
             "it has the tensor blk.0.attn_q.bias",
