@@ -161,6 +161,8 @@ def test_requests_that_were_taken_are_answered_before_the_connection_closes(
         asked = [AbortRequests([name]) for name in ("1", "2")]
         asking = [asyncio.create_task(other.request("test.in", each, AbortRequests)) for each in asked]
         await begun.wait()
+        for each in (other, bus):  # so that both requests are there
+            await each.flush()
         await bus.close()
         assert await asyncio.gather(*asking) == asked
         await other.close()

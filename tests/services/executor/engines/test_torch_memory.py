@@ -61,7 +61,7 @@ def page_faults(mode: str) -> int:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
 def test_freed_memory_is_used_again() -> None:
     assert keep_freed_memory()
-    assert 10 * page_faults("keep") < page_faults("plain")
+    assert 10 * page_faults("keep") <= page_faults("plain")  # not all builds of torch have any
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
