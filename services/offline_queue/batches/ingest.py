@@ -7,18 +7,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import partial
 from typing import IO, BinaryIO, cast
 
+from msgspec import Raw
+
 from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINES, BatchInput, ParsedLines
 from services.offline_queue.batches.lines import encode_lines, lines_object, temporary_file
+from services.offline_queue.batches.results import failed_result
 from services.offline_queue.batches.tools import BatchTools
 from shared.cancellation import ending
 from shared.errors import BusError, NotFoundOnBusError
 from shared.lines import MAX_LINE_BYTES, split_lines
+from shared.openai.errors import RequestError
+from shared.protocol.codec import encode
 from shared.protocol.offline.batches import BatchRecord, LineError
 
 logger = logging.getLogger(__name__)
 
 GROUP_LINES = 64
 GROUP_BYTES = 256 * 1024
+REST_OF_PLAN_BYTES = 64 * 1024  # that brings a request: some thousand entries
 RETRY_S, MAX_RETRY_S = 0.5, 30.0
 
 Group = list[tuple[int, bytes]]
@@ -136,9 +142,18 @@ async def store_again(tools: BatchTools, record: BatchRecord, lines: Collection[
 
 
 async def _store(tools: BatchTools, parsed: ParsedLines) -> None:
-    requests = [(tools.of_model.request(each.request.request_id), each) for each in parsed.requests]
-    failures = [(tools.of_model.result(each.request_id), each) for each in parsed.failures]
-    await tools.bus.store_many([*requests, *failures])
+    """What no plan could bring to an executor fails, as over HTTP."""
+    most = tools.bus.max_payload - REST_OF_PLAN_BYTES
+    messages: list[tuple[str, object]] = [(tools.of_model.result(each.request_id), each) for each in parsed.failures]
+    for each in parsed.requests:
+        request_id, data = each.request.request_id, encode(each)
+        if len(data) <= most:
+            messages.append((tools.of_model.request(request_id), Raw(data)))
+        else:
+            why = f"the request has {len(data)} bytes; the bus takes {most} of one"
+            failed = failed_result(request_id, RequestError(why, code="request_too_large", status=413))
+            messages.append((tools.of_model.result(request_id), failed))
+    await tools.bus.store_many(messages)
 
 
 async def _groups(tools: BatchTools, record: BatchRecord) -> AsyncIterator[Group]:

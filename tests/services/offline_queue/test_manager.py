@@ -21,6 +21,7 @@ from shared.protocol import subjects
 from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.orders.offline.share import Share
+from tests.services.offline_queue import batch_desk
 from tests.services.offline_queue.batch_desk import (
     MODEL,
     TIMEOUT_S,
@@ -386,6 +387,21 @@ async def test_a_batch_that_cannot_be_stored_expires(
         record = await desk.until_cleared(batch_id)
     assert (record.status, record.expired_at, record.output_file_id) == ("expired", int(clock.now_s), None)
     assert await desk.stored_requests(batch_id) == []
+
+
+async def test_a_line_that_the_bus_never_takes_fails_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the gateway refuses it over HTTP."""
+    monkeypatch.setattr(batch_desk, "MODEL", replace(MODEL, max_model_len=1_000_000))
+    large = chat_line("large", url=TEXT) | {"body": {"model": MODEL.name, "prompt": [40_000] * 400_000}}
+    small = chat_line("small", url=TEXT) | {"body": {"model": MODEL.name, "prompt": "Once"}}
+    batch_id = await desk.submit([large, small], endpoint=TEXT)
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.failed) == ("completed", 1, 1)
+    (line,) = await desk.read_file(record.error_file_id)
+    error = line["response"]["body"]["error"]
+    assert (line["custom_id"], line["response"]["status_code"], error["code"]) == ("large", 413, "request_too_large")
 
 
 async def test_a_clock_that_is_set_ends_no_window(desk: Desk, clock: ManualClock) -> None:
