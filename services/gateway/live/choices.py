@@ -16,6 +16,8 @@ from shared.openai.shown_text import ShownText, ShownToken
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 
+NUM_AT_ONCE = 16  # choices that are sent, or stopped, before other requests have their turn
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -49,6 +51,8 @@ class Choices:
         choices = cls(tracker, generations, n)
         try:
             for index, (request, share) in enumerate(zip(requests, shares, strict=True)):
+                if index and index % NUM_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 num_together = 0 if index else len(requests)
                 generations.append(await tracker.submit(request, sender, share, num_together))
         except BaseException:
@@ -77,8 +81,10 @@ class Choices:
 
     async def aclose(self) -> None:
         """Nobody reads their tokens any more."""
-        for generation in self.generations:
+        for index, generation in enumerate(self.generations, 1):
             await self.tracker.close(generation)
+            if index % NUM_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def finished(self) -> None:
         """Return at the end of all, or of the first that failed."""
