@@ -85,6 +85,7 @@ class Tracker(ABC, Generic[G]):
             while True:
                 check_cancelled()
                 generation = await self._to_resume.get()
+                await asyncio.sleep(0)  # streams that were not lost go on
                 if generation.finish_reason is not None:
                     continue
                 if generation.sampling.adapter:  # who has it may be away while others are there

@@ -10,7 +10,7 @@ from services.gateway.access.rate_limits import Reservation
 from services.gateway.live.choices import NUM_AT_ONCE, Choices
 from services.gateway.live.generation import Sender
 from shared.protocol.requests import AbortRequests, GenerateRequest
-from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, front, peer
+from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, peer
 
 __all__ = ["front", "peer"]
 
@@ -37,3 +37,16 @@ async def test_others_have_their_turn_while_many_choices_are_sent_and_stopped(fr
     messages = [await asyncio.wait_for(peer.inbox.get(), 10) for _ in range(2 * NUM)]
     kinds = [type(message) for message in messages]
     assert (kinds.count(GenerateRequest), kinds.count(AbortRequests), front.tracker.num_live) == (NUM, NUM, 0)
+
+
+async def test_others_have_their_turn_while_many_requests_are_sent_again(front: Front, peer: Peer) -> None:
+    generations = [await front.submit() for _ in range(NUM)]
+    second = await alive(Peer(peer.bus, "executor-1"), front)
+    (lost,) = [each.info for each in front.registry.live() if each.info.executor_id == peer.executor_id]
+    front.registry.lose(lost)
+
+    def num_sent() -> int:
+        return sum(each.attempt == 2 for each in generations)
+
+    assert await most_at_once(front.until(lambda: num_sent() == NUM), num_sent) == 1
+    assert len([await second.next_request() for _ in range(NUM)]) == NUM
