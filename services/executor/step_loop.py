@@ -140,6 +140,7 @@ class StepLoop:
                 if self._before_packing is not None:
                     self._before_packing(self._last_entries)
                 if await self._launch():
+                    self._refuse_measurements(BUSY)
                     continue
                 if self._in_flight:
                     self._launch_ahead()
@@ -182,8 +183,7 @@ class StepLoop:
     def close(self) -> None:
         """After ``run`` was cancelled. Who waits for a measurement is told that none comes. An engine that hangs is not
         closed: it ends with the process."""
-        while not self._measurements.empty():
-            _answer(self._measurements.get_nowait()[1], unmeasured("stopping"))
+        self._refuse_measurements("stopping")
         if self._measuring is not None:
             _answer(self._measuring, unmeasured("stopping"))
         if not self._hangs:
@@ -354,6 +354,11 @@ class StepLoop:
         if outputs or not self._planner.is_idle:
             self._planner.rest()
             await self.announce_idle()
+
+    def _refuse_measurements(self, why: str) -> None:
+        """Those that wait for their turn."""
+        while not self._measurements.empty():
+            _answer(self._measurements.get_nowait()[1], unmeasured(why))
 
     async def _measure_one(self) -> None:
         shape, self._measuring = self._measurements.get_nowait()

@@ -451,6 +451,14 @@ async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, 
     assert (await bus.request(subject, MeasureShape([PrefillChunk(64)], []), MeasuredShape)).error == "busy"
 
 
+async def test_a_measurement_that_has_not_begun_when_work_comes_is_given_up(executor: ExecutorService) -> None:
+    measuring = asyncio.create_task(executor._loop.measure(MeasureShape([PrefillChunk(64)], [])))
+    await asyncio.sleep(0)
+    executor._loop.submit(make_request("a", max_tokens=2000))
+    assert (await asyncio.wait_for(measuring, 60)).error == "busy"
+    assert executor._replica.has_work
+
+
 @pytest.mark.parametrize("kind", Kind)
 async def test_a_measurement_gives_way_to_work(
     bus: Bus, listener: Listener, executor: ExecutorService, kind: Kind
