@@ -80,6 +80,8 @@ def detokenized(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Detoke
     """Raises RequestError."""
     fields = decode_body(body, _detokenize_decoder)
     _check(body, fields, model)
+    if len(fields.tokens) > model.longest_text:  # the library's decode holds up all threads
+        raise model.too_long("tokens", model.longest_text)
     for index, token_id in enumerate(fields.tokens):
         if token_id >= tokenizer.vocab_size:
             where, size = f"tokens[{index}]", tokenizer.vocab_size

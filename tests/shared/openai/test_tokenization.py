@@ -106,3 +106,10 @@ def test_tokens_beyond_the_vocabulary_have_no_text(tokens: Any, param: str) -> N
     with pytest.raises(RequestError) as raised:
         text_of(tokens=tokens)
     assert (raised.value.param or "").startswith(param)
+
+
+def test_no_more_tokens_are_read_than_texts_may_have() -> None:
+    assert text_of(tokens=[5] * MODEL.longest_text) == TOKENIZER.decode([5], False) * MODEL.longest_text
+    with pytest.raises(RequestError, match=f"tokens has more than {MODEL.longest_text}$") as refused:
+        text_of(tokens=[5] * (MODEL.longest_text + 1))
+    assert (refused.value.param, refused.value.code) == ("tokens", "context_length_exceeded")
