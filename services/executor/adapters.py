@@ -17,6 +17,7 @@ from shared.text.model_folder import read_json
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 512  # vLLM's
 FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer
 NOT_ADAPTED = ("embed_tokens", "lm_head")  # outside of the layers
 # Of the configuration what the model could not be run with as PEFT does, where it says anything.
 UNSUPPORTED = ("modules_to_save", "use_dora", "lora_bias", "alora_invocation_tokens", "layer_replication")
@@ -139,11 +140,15 @@ def _factors(folder: Path) -> dict[str, dict[str, Shape]]:
 def _check_shapes(
     factors: dict[str, dict[str, Shape]], model: dict[str, Shape], is_transposed: bool, model_folder: Path
 ) -> None:
-    """Of all modules that the model's folder has in full, by their names. Raises ModelError."""
+    """Of all modules that the model's folder has in full, by their names. Raises ModelError; also for a layer that is
+    not there where others have the same module, which vLLM would pass over."""
     weights = {module: model[f"{module}.weight"] for module in factors if f"{module}.weight" in model}
     prefixes = {key.rpartition(".")[0] for key in model}
-    if not weights and not prefixes & factors.keys():
-        raise ModelError(f"it is one of another model: {model_folder} has no {next(iter(factors))}")
+    missing = [module for module in factors if module not in prefixes]
+    kinds = {NUMBER.sub("", prefix) for prefix in prefixes}
+    beyond = [module for module in missing if NUMBER.sub("", module) in kinds]
+    if beyond or len(missing) == len(factors):
+        raise ModelError(f"it is one of another model: {model_folder} has no {(beyond or missing)[0]}")
     for module, weight in weights.items():
         changed = factors[module]["B"][0], factors[module]["A"][-1]
         if (changed[::-1] if is_transposed else changed) != weight:

@@ -66,6 +66,10 @@ def test_one_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
     )
     tensors = {f"{PREFIX}transformer.h.0.{factor}.weight": torch.zeros(8, 8) for factor in ("lora_A", "lora_B")}
     assert "has no transformer.h.0" in refused(model, write_adapter(tmp_path / "b", tensors))
+    deeper = tmp_path / "deeper"
+    save_model(deeper, "llama", head_dim=32, num_hidden_layers=3)
+    assert "has no model.layers.2." in refused(model, make_adapter(deeper, tmp_path / "c", 1))
+    assert len(find_adapters(f"sql={make_adapter(model, tmp_path / 'd', 1)}", deeper)) == 1, "of its first layers"
 
 
 @pytest.mark.parametrize(
