@@ -28,6 +28,7 @@ class BatchSpending:
         self._bus = bus
         self._clock = clock
         self._keys: dict[str, ApiKeyRecord] = {}
+        self._noted: dict[str, dict[UsagePlace, KeyUsage]] = {}  # by batch
         self.ledger = UsageLedger(bus, clock)
 
     async def start(self) -> None:
@@ -45,9 +46,15 @@ class BatchSpending:
             tasks.create_task(self._forget_old())
 
     def note(self, record: BatchRecord) -> None:
-        """The batch's record is this by now; it is written with the others."""
-        for place, usage in places_of(record, model_token(record.adapter or record.model_name)).items():
-            self.ledger.put(place, usage)
+        """The batch's record is this by now; it is written with the others, but for what the ledger was told before and
+        has forgotten, since it counts for no budget any more."""
+        noted = self._noted.pop(record.id, {})
+        places = places_of(record, model_token(record.adapter or record.model_name))
+        for place, usage in places.items():
+            if noted.get(place) != usage or self.ledger.get(place) != KeyUsage():
+                self.ledger.put(place, usage)
+        if places and not record.cleared:
+            self._noted[record.id] = places
 
     def spent_budget(self, client_id: str) -> SpentBudget | None:
         """Of the key of this client, where one is used up. A key that has gone leaves its batches as they are."""

@@ -11,6 +11,7 @@ from shared.protocol.access.key_usage import KeyUsage, day_of
 from shared.protocol.offline.batches import BatchRecord
 from shared.watch.usage_ledger import stored_usages
 from tests.services.offline_queue.batch_desk import Desk, ManualClock, chat_line
+from tests.shared.bus.servers import until
 
 DAY_S = 24 * 3600
 
@@ -71,3 +72,28 @@ async def test_what_is_left_of_a_batch_fails_where_its_key_has_no_tokens_left(de
     (error,) = {tuple(sorted(each["body"]["error"].items(), key=str)) for each in failed}
     assert dict(error)["code"] == dict(error)["type"] == "insufficient_quota" and "'bob'" in dict(error)["message"]
     assert await stored(desk.bus, "bob") == {(day_of(desk.clock.unix_s()), batch_id): used(record)}
+
+
+async def test_what_was_used_in_another_month_is_not_written_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.watch.usage_ledger.PERIOD_S", 0.01)
+    clock, usages = desk.clock, await desk.bus.bucket(subjects.KEY_USAGE_BUCKET, KeyUsage)
+    assert isinstance(clock, ManualClock)
+    ids = [f"request {number}" for number in range(9)]
+    batch_id = await desk.submit([chat_line(each) for each in ids], window_s=32 * DAY_S, client_id="name-carol")
+    first, last = day_of(clock.unix_s()), day_of(clock.unix_s() + 31 * DAY_S)
+    async with desk.running(permits=2):
+        await until(lambda: has_stored(desk.bus, first, batch_id, 2))
+    clock.now_s += 31 * DAY_S
+    async with desk.running(permits=1) as (_, pool):
+        await until(lambda: has_stored(desk.bus, last, batch_id, 1))
+        before = {entry.key: entry.revision for entry in await usages.entries()}
+        for number in (2, 3, 4):
+            pool.permits.release()
+            await until(lambda: has_stored(desk.bus, last, batch_id, number))  # noqa: B023
+    changed = [entry.key for entry in await usages.entries() if before[entry.key] != entry.revision]
+    assert [key.partition(".")[0] for key in changed] == [last]
+
+
+async def has_stored(bus: Bus, day: str, batch_id: str, num_requests: int) -> bool:
+    usage = (await stored(bus, "carol")).get((day, batch_id))
+    return usage is not None and usage.num_requests == num_requests
