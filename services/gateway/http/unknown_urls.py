@@ -14,10 +14,10 @@ def nothing_there(request: Request) -> str:
     twice."""
     method, path = request.method, request.url.path
     parts = [part for part in path.split("/") if part and part != VERSION]
-    for near in (["", VERSION, *parts], ["", *parts]):
-        found = routes_at(request.app, request.scope, "/".join(near))
-        if parts and any(match is Match.FULL for match, _ in found):
-            return f"nothing is served at {method} {path}; {'/'.join(near)} is: see to the client's base URL"
+    for near in ("/".join(["", VERSION, *parts]), "/".join(["", *parts])):
+        found = routes_at(request.app, request.scope, near)
+        if parts and near != path and any(match is Match.FULL for match, _ in found):
+            return f"nothing is served at {method} {path}; {near} is: see to the client's base URL"
     return f"nothing is served at {method} {path}; GET /docs says what is"
 
 

@@ -147,7 +147,7 @@ def test_a_base_url_that_is_wrong_is_told_what_there_is(rig: GatewayRig, method:
     assert error["message"] == f"nothing is served at {method} {path}; {near} is: see to the client's base URL"
 
 
-@pytest.mark.parametrize("path", ["/v1/nothing", "/v1", "/v1/chat"])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1", "/v1/chat", "/dashboard/static/nothing.js"])
 def test_what_is_like_nothing_is_told_where_to_look(rig: GatewayRig, path: str) -> None:
     error = rig.http.get(path).json()["error"]
     assert error["code"] == "unknown_url" and error["message"].endswith(f"GET {path}; GET /docs says what is")
