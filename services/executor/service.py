@@ -136,10 +136,10 @@ class ExecutorService(Service):
         await self._bus.serve(subjects.cache(executor_id), object, self._on_cache)
         await self._bus.serve(subjects.drain(executor_id), SetDraining, self._on_drain)
         await self._bus.serve(subjects.executor_alive(executor_id), WhoAsks | None, self._on_alive)
-        await self._bus.serve(subjects.role(executor_id), SetRole, self._on_role)
         await self._join_pool()
-        await self._bus.through_reconnects(self._bus.flush)
         self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        await self._bus.serve(subjects.role(executor_id), SetRole, self._on_role)  # which joins and registers, too
+        await self._bus.through_reconnects(self._bus.flush)
         await self._try_register()
 
     async def run(self) -> None:

@@ -1,16 +1,20 @@
 """Requests that move between executors of two pools, on a real bus, with the sim engine."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from services.executor.handover import pool
 from services.executor.handover.giving import Giving
-from services.executor.handover.link import BlockPairs
+from services.executor.handover.link import BlockPairs, KVLink
+from services.executor.handover.links import make_link
 from services.executor.service import ExecutorService
-from shared.errors import BusError, ConfigError
+from services.executor.settings import ExecutorSettings
+from shared.errors import BusError, ConfigError, NobodyListensError
 from shared.protocol import subjects
 from shared.protocol.executors import Heartbeat, SetDraining
 from shared.protocol.handover import (
@@ -27,6 +31,7 @@ from shared.protocol.profiling.budgets import BudgetRecord
 from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.replica.engine import Engine
 from shared.scheduling.placement.role import Role
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
@@ -166,6 +171,30 @@ async def test_roles_change_while_requests_run(gateway: Client, pools: Pools) ->
     entry = await registered.get("strict")
     assert (entry.value.role, entry.value.epoch) == (Role.RELAXED, pools.strict.info.epoch)
     await pools.until_idle()
+
+
+async def test_a_role_that_is_given_before_it_has_started_is_not_heard(
+    gateway: Client, nats_url: str, model_folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would make another link and another desk, and two would answer each offer."""
+    num_made = 0
+
+    async def make_late(engine: Engine, place: Place, settings: ExecutorSettings) -> KVLink:
+        nonlocal num_made
+        num_made += 1
+        await asyncio.sleep(0.5)  # so that it would be heard
+        return await make_link(engine, place, settings)
+
+    async def give_role() -> Heartbeat:
+        while True:
+            with contextlib.suppress(NobodyListensError):
+                return await gateway.bus.request(subjects.role("relaxed"), SetRole(Role.STRICT), Heartbeat)
+
+    monkeypatch.setattr(pool, "make_link", make_late)
+    giving = asyncio.create_task(give_role())
+    async with running(nats_url, sim_settings(model_folder, "relaxed", "relaxed", strategy=OOCO), tokenizer):
+        assert (await giving).info.role is Role.STRICT
+        assert num_made == 1
 
 
 async def test_a_mixed_one_hears_nobody_until_it_is_of_a_pool(
