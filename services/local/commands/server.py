@@ -222,7 +222,9 @@ def _require_success(response: httpx.Response) -> None:
         said = _error_in(body) if isinstance(body, dict) else ""
     elsewhere = f", and leads to {response.headers['Location']}" if response.has_redirect_location else ""
     said = said or f"{response.request.method} {response.request.url} answered {status}{elsewhere}"
-    raise UnavailableApiError(said, is_full=status == FULL) if status in MAY_DO_LATER else ApiError(said)
+    is_for_good = response.headers.get("x-should-retry") == "false"  # as where a key's budget is used up
+    may_do_later = status in MAY_DO_LATER and not is_for_good
+    raise UnavailableApiError(said, is_full=status == FULL) if may_do_later else ApiError(said)
 
 
 def _require_no_error(event: Json) -> None:

@@ -79,7 +79,10 @@ class OpenAIHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.bodies.append((self.path, body))
-        if self.path == "/v1/files":
+        if b"over_quota" in body:
+            refused = {"message": "You exceeded your current quota", "type": "insufficient_quota"}
+            self._send(429, json.dumps({"error": refused}).encode(), "application/json", **{"x-should-retry": "false"})
+        elif self.path == "/v1/files":
             wanted = re.search(rb"batch_[a-z]+", body)  # in the file, the batch that it is to become
             self._json(200, {"id": wanted[0].decode() if wanted else "file-in", "object": "file"})
         elif self.path == "/v1/batches":
@@ -520,6 +523,14 @@ def test_the_servers_own_words_are_shown(server: Server) -> None:
     assert stderr.endswith("/batch_moved answered 308, and leads to https://llm.example/v1/batches/batch_moved\n")
     with ApiClient(server.url) as client, pytest.raises(ApiError, match="/broken answered 500"):
         client.get("/broken")
+
+
+def test_a_quota_that_is_used_up_is_not_waited_for(server: Server, tmp_path: Path) -> None:
+    """Nothing changes while it is, and the server says so."""
+    requests = tmp_path / "in.jsonl"
+    requests.write_text('{"custom_id": "over_quota"}\n')
+    status, _, stderr = slackwater("batch", "submit", str(requests), "--url", server.url)
+    assert (status, stderr.splitlines()[-1], len(server.bodies)) == (1, "error: You exceeded your current quota", 1)
 
 
 def test_a_server_that_answers_nothing_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
