@@ -83,7 +83,7 @@ class ResultStore:
             check_cancelled()
 
     async def _store(self, subject: str, result: bytes) -> None:
-        request_id = subjects.request_of(subject)
+        request_id, level = subjects.request_of(subject), logging.WARNING  # once: a bus may be full for days
         while True:
             generation = self._bus.reconnects
             try:
@@ -95,5 +95,6 @@ class ResultStore:
                 logger.error("result not stored", extra={"request_id": request_id, "why": why})
                 result = encode(OfflineResult(request_id, [], FinishReason.ERROR, error=why))
             except BusError as error:
-                logger.warning("result not stored yet", extra={"request_id": request_id, "why": str(error)})
+                logger.log(level, "result not stored yet", extra={"request_id": request_id, "why": str(error)})
+                level = logging.DEBUG
                 await self._bus.wait_reconnected(generation, RETRY_S)
