@@ -27,7 +27,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """``rank``: the largest of its matrices; ``modules``: those that it changes, by the last parts of their names."""
+    """``rank``: the largest of its matrices, and no less than its configuration's, which vLLM asks for also where each
+    matrix has one of its own; ``modules``: those that it changes, by the last parts of their names."""
 
     name: str
     folder: Path
@@ -102,7 +103,7 @@ def _read(name: str, folder: Path, model: dict[str, Shape], model_folder: Path) 
     _check_config(config, folder)
     factors = _factors(folder)
     _check_shapes(factors, model, bool(config.get("fan_in_fan_out")), model_folder)
-    rank = max(shapes["A"][0] for shapes in factors.values())
+    rank = max(config["r"], *(shapes["A"][0] for shapes in factors.values()))
     if rank > MAX_RANK:
         raise ModelError(f"its rank is {rank}, and vLLM takes ranks up to {MAX_RANK}")
     return Adapter(name, folder, rank, tuple(sorted({module.rpartition(".")[2] for module in factors})))

@@ -1,5 +1,7 @@
 """LoRA adapters on the vLLM engine: the tokens are those of the model with each adapter in its weights."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.services.executor.engines.engine_prompts import encoded_prompts
 from tests.services.executor.engines.test_torch_models import save_model
 from tests.services.executor.engines.test_vllm_plans import prompts_of
-from tests.services.executor.lora_adapters import ATTENTION, make_adapter, merge
+from tests.services.executor.lora_adapters import ALL, ALPHA, ATTENTION, RANK, make_adapter, merge
 from tests.with_vllm import WITH_VLLM
 
 pytestmark = WITH_VLLM
@@ -114,6 +116,23 @@ def test_prompts_are_scored_and_embedded_with_the_adapter(engine: Any, prompts: 
         seen.append((result.prompt_scores["scored"], result.embeddings["embedded"]))
     plain, adapted, once_more = seen
     assert plain == once_more and not set(plain) & set(adapted)
+
+
+def test_each_module_may_have_a_rank_and_a_scale_of_its_own(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_model(model, "llama", head_dim=32, eos_token_id=None)
+    plain = make_adapter(model, tmp_path / "plain", 1, strength=1.0)
+    other = shutil.copytree(plain, tmp_path / "other")
+    patterns = {"rank_pattern": dict.fromkeys(ALL, RANK), "alpha_pattern": dict.fromkeys(ALL, ALPHA)}
+    config = json.loads((plain / "adapter_config.json").read_text()) | {"r": 4 * RANK, "lora_alpha": 1} | patterns
+    (other / "adapter_config.json").write_text(json.dumps(config))
+    engine = load(model, {"plain": plain, "other": other})
+    said = [
+        list(EngineDriver(engine, seed=3, max_tokens=64).run(requests_of(name, prompts_of(4))).values())
+        for name in ("plain", "other", "")
+    ]
+    engine.close()
+    assert said[0] == said[1] != said[2]
 
 
 def test_one_that_is_not_loaded_is_refused(engine: Any, prompts: list[list[int]]) -> None:
