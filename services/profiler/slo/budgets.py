@@ -198,6 +198,11 @@ class SloBudgets:
         async for entry in self._models.watch():
             if entry is None or entry.value is None:
                 continue
+            try:
+                entry.value.latency_model()
+            except ValueError as error:
+                logger.warning("ignored a latency model", extra={"profile_key": entry.key, "why": str(error)})
+                continue
             fitted = self._latency_models[entry.key] = PublishedModel(entry.value, entry.revision)
             if entry.key in self._keepers:
                 self._keepers[entry.key].model = fitted

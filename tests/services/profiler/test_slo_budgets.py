@@ -18,13 +18,15 @@ from shared.protocol import subjects
 from shared.protocol.executors import ExecutorCounters, Heartbeat
 from shared.protocol.offline.requests import OfflineLength, OfflineSample
 from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource, SloReport, SloState
-from shared.protocol.profiling.latency_models import LatencyModelRecord
+from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.profiling.online import FinishedOnline, OnlineLatencies, OnlineServed
 from shared.protocol.profiling.slo_profile import (
     Knob,
     ProfileReply,
     ProfileRequest,
     SloProfileRecord,
+    SloVerdict,
+    WorkloadFacts,
     slo_profile_key,
 )
 from tests.services.profiler.profiling import KEY, executor_info, until
@@ -225,6 +227,21 @@ async def test_a_live_search_that_began_before_there_was_a_budget_leaves_its_pla
     await until(lambda: kept._published[KEY].source == BudgetSource.PROFILING)
     await budgets.delete(KEY)
     await until(lambda: stack.has_budget("slo-start"))
+
+
+async def test_a_published_model_that_is_none_ends_nothing(
+    bus: Bus, stack: Stack, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with whoever else follows models."""
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    await models.put(KEY, msgspec.structs.replace(model().record, model=LinearCoefficients((-1.0,) * 8)))
+    await start(SLO)
+    await until(lambda: "ignored a latency model" in caplog.text)
+    profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+    verdict, facts = SloVerdict(SLO, 30.0, 20.0, True), WorkloadFacts("recorded", 10, 10.0, 100.0, 10.0)
+    record = SloProfileRecord(KEY, [SLO], Knob.BUDGET_MS, 25.0, True, [verdict], [], facts, "live", 1.0)
+    await profiles.put(slo_profile_key(KEY, [SLO], Knob.BUDGET_MS), record)
+    await until(lambda: stack.has_budget("slo"))
 
 
 @pytest.mark.slow
