@@ -96,7 +96,8 @@ class Choices:
             pass
 
     async def pieces(self, tokenizer: Tokenizer) -> AsyncGenerator[Piece, None]:
-        """Of all choices as they come, one for all the tokens that came since the choice's piece before."""
+        """Of all choices as they come, one for the tokens that came since the choice's piece before, a few at a time
+        where these are many."""
         streams = [_pieces_of(generation, index, tokenizer) for index, generation in enumerate(self.generations)]
         if len(streams) == 1:
             async for piece in streams[0]:
@@ -134,8 +135,9 @@ async def _pieces_of(generation: Generation, index: int, tokenizer: Tokenizer) -
     finish_reason: FinishReason | None = None
     while finish_reason is None:
         num_read, new_tokens = generation.num_read, await generation.next_tokens()
-        finish_reason = generation.finish_reason
-        text, tokens = shown.step(new_tokens, generation.output_logprobs[num_read:], finish_reason)
+        finish_reason = generation.finish_reason if generation.is_read else None
+        logprobs = generation.output_logprobs[num_read : generation.num_read]
+        text, tokens = shown.step(new_tokens, logprobs, finish_reason)
         if shown.stopped:
             finish_reason = FinishReason.STOP
         yield Piece(index, text, tokens, finish_reason)

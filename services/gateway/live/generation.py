@@ -17,6 +17,7 @@ from shared.scheduling.placement.routing import Route
 from shared.scheduling.request import Kind
 
 NUMBER_BYTES = 4
+MOST_AT_ONCE = 128  # tokens that a reader gets: with log probabilities an event of them takes some ms
 SUSPECT_CRASHES = 2
 TRIAL_TOKENS = 8  # tokens that were on their way when the executor died are generated again first
 
@@ -35,7 +36,7 @@ class Sender:
 @dataclass(eq=False)
 class Generation:
     """Written by the tracker as tokens arrive, read by one HTTP response. A slow reader costs no more memory than the
-    tokens, which are kept anyway to resume elsewhere: ``next_tokens`` gives all that came since the last call."""
+    tokens, which are kept anyway to resume elsewhere: ``next_tokens`` gives what came since the last call."""
 
     kind: ClassVar[Kind]
 
@@ -69,6 +70,11 @@ class Generation:
     _finished: asyncio.Event = field(default_factory=asyncio.Event)
     _trial_end: float = math.inf  # output tokens
     _trial_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_read(self) -> bool:
+        """It has ended, and ``next_tokens`` has given all of it."""
+        return self.finish_reason is not None and self.num_read == len(self.output_token_ids)
 
     @property
     def is_suspect(self) -> bool:
@@ -220,12 +226,15 @@ class Generation:
             self._finished.set()
 
     async def next_tokens(self) -> list[int]:
-        """All tokens since the last call; waits for one, or for the end. ``finish_reason`` is set with the last."""
+        """The tokens since the last call, the first MOST_AT_ONCE; waits for one, or for the end. ``is_read`` tells the
+        last ones."""
+        if self.num_read < len(self.output_token_ids):
+            await asyncio.sleep(0)  # other readers have their turn
         await self._changed.wait()
-        if self.finish_reason is None:
+        tokens = self.output_token_ids[self.num_read : self.num_read + MOST_AT_ONCE]
+        self.num_read += len(tokens)
+        if self.finish_reason is None and self.num_read == len(self.output_token_ids):
             self._changed.clear()
-        tokens = self.output_token_ids[self.num_read :]
-        self.num_read = len(self.output_token_ids)
         return tokens
 
     async def finished(self) -> None:

@@ -1,20 +1,27 @@
-"""Many requests that are sent, stopped or sent again at a time: streams go on meanwhile."""
+"""Many requests that are sent, stopped or sent again at a time, many tokens that were not read: streams go on
+meanwhile."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from services.gateway.access.rate_limits import Reservation
 from services.gateway.live.choices import NUM_AT_ONCE, Choices
-from services.gateway.live.generation import Sender
+from services.gateway.live.generation import MOST_AT_ONCE, OnlineGeneration, Sender
 from shared.protocol.requests import AbortRequests, GenerateRequest
+from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import TokenLogprobs, TokenOutput
 from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, peer
+from tests.shared.text.test_tokenizer import BYTE_LEVEL
 
 __all__ = ["front", "peer"]
 
 NUM = 4 * NUM_AT_ONCE
+NOBODY: Any = None
 
 
 async def most_at_once(work: Awaitable[object], num_done: Callable[[], int]) -> int:
@@ -50,3 +57,30 @@ async def test_others_have_their_turn_while_many_requests_are_sent_again(front: 
 
     assert await most_at_once(front.until(lambda: num_sent() == NUM), num_sent) == 1
     assert len([await second.next_request() for _ in range(NUM)]) == NUM
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, MOST_AT_ONCE, 2 * MOST_AT_ONCE, 2 * MOST_AT_ONCE + 1])
+async def test_what_was_not_read_comes_in_parts_and_its_end_with_the_last(num_tokens: int) -> None:
+    sampling = SamplingParams(max_tokens=num_tokens, seed=1, logprobs=0)
+    generation = OnlineGeneration("r0", replace(REQUEST, sampling=sampling), Sender(""), 0.0, 0.0)
+    tokens = BYTE_LEVEL.encode("ab" * num_tokens)[:num_tokens]
+    logprobs = [TokenLogprobs(-float(place), [], []) for place in range(num_tokens)]
+    generation.take(TokenOutput("r0-1", tokens, FinishReason.LENGTH, logprobs=logprobs))
+    pieces = [piece async for piece in Choices(NOBODY, [generation]).pieces(BYTE_LEVEL)]
+    parts = [len(piece.tokens) for piece in pieces]
+    assert parts == [MOST_AT_ONCE] * (len(parts) - 1) + [num_tokens - MOST_AT_ONCE * (len(parts) - 1)]
+    assert len(parts) == max(1, -(-num_tokens // MOST_AT_ONCE))
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(parts) - 1) + [FinishReason.LENGTH]
+    assert "".join(piece.text for piece in pieces) == BYTE_LEVEL.decode(tokens)
+    assert [token.logprobs for piece in pieces for token in piece.tokens] == logprobs
+
+
+async def test_others_have_their_turn_while_much_is_read() -> None:
+    generation = OnlineGeneration("r0", REQUEST, Sender(""), 0.0, 0.0)
+    generation.take(TokenOutput("r0-1", [7] * 9 * MOST_AT_ONCE, FinishReason.LENGTH))
+
+    async def read() -> None:
+        while not generation.is_read:
+            await generation.next_tokens()
+
+    assert await most_at_once(read(), lambda: generation.num_read) == MOST_AT_ONCE
