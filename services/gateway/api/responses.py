@@ -108,8 +108,10 @@ async def create_response(request: Request) -> Response:
 
 
 @router.get("/{response_id}", **answers(json_of(ModelResponse)))
-async def get_response(request: Request, response_id: str) -> Response:
-    """A stored response, as it was answered."""
+async def get_response(request: Request, response_id: str, stream: bool = False) -> Response:
+    """A stored response, as it was answered; it does not come as a stream."""
+    if stream:
+        raise RequestError("a stored response is not streamed; leave stream out", "stream", "unsupported_value")
     return JsonResponse((await _stored(request, response_id)).response)
 
 

@@ -150,6 +150,14 @@ def test_a_response_is_there_again_as_it_was_answered(rig: GatewayRig) -> None:
     )
 
 
+def test_a_stored_response_is_not_streamed(rig: GatewayRig) -> None:
+    made = rig.openai.responses.create(input="Hello", **OPTIONS)
+    with pytest.raises(openai.BadRequestError, match="not streamed") as refused:
+        rig.openai.responses.retrieve(made.id, stream=True)
+    assert refused.value.param == "stream"
+    assert rig.openai.responses.retrieve(made.id, stream=False) == made
+
+
 def test_a_response_goes_on_from_others_without_their_instructions(rig: GatewayRig) -> None:
     first = rig.openai.responses.create(input="Hello", instructions="Be brief.", **OPTIONS)
     second = rig.openai.responses.create(input="And now?", previous_response_id=first.id, **OPTIONS)
