@@ -97,8 +97,13 @@ class Process:
 
 
 def describe_exit(status: int) -> str:
-    """ "exit status 3", "signal SIGKILL"."""
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    """ "exit status 3", "signal SIGKILL", "signal 40": not all have names."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"
 
 
 def open_log(path: Path) -> BinaryIO:

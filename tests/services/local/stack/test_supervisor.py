@@ -446,6 +446,20 @@ def test_exits_are_described_in_words() -> None:
     assert describe_exit(-9) == "signal SIGKILL"
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no signal of this number")
+async def test_a_service_that_a_signal_without_a_name_ends_is_started_again(tmp_path: Path) -> None:
+    progress = SilentProgress()
+    supervisor = Supervisor(StackOptions(data_dir=tmp_path), progress, print, show_essentials)
+    supervisor._ready = True
+    command = python("service", SERVE, tmp_path)
+    async with keeping(keeper := Keeper(command, supervisor, Backoff(first_s=0.01))):
+        await printed(command)
+        assert keeper.pid is not None
+        os.kill(keeper.pid, 40)
+        await poll_until(lambda: keeper.starts == 2)
+    assert any("service ended by itself (signal 40); starting it again" in line for line in progress.lines)
+
+
 async def test_a_stack_whose_model_is_unknown_ends_with_the_reason(tmp_path: Path) -> None:
     options = StackOptions(model=str(tmp_path / "no-model"), port=free_port(), data_dir=tmp_path / "data")
     progress = SilentProgress()
