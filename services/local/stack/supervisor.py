@@ -33,7 +33,7 @@ from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.errors import SlackwaterError, StackError
 
-MAX_FAILURES_BEFORE_READY = 3  # of one service, in a row
+MAX_CRASHES_BEFORE_READY = 3  # of one service, however long it takes to fail
 SAME_SIGNAL_S = 0.5  # timeout(1) and some shells deliver one request to the process and again to its group
 KILLED_STATUS = 130  # as a shell reports an interrupted command
 WatchServing = Callable[[BusAddress, Progress], Coroutine[Any, Any, None]]
@@ -95,9 +95,9 @@ class Supervisor:
         ended = f"{keeper.name} could not be started ({keeper.last_words})"
         if status is not None:
             ended = f"{keeper.name} ended by itself ({describe_exit(status)})"
-        if not self._ready and keeper.backoff.failures >= MAX_FAILURES_BEFORE_READY:
+        if not self._ready and keeper.crashes >= MAX_CRASHES_BEFORE_READY:
             quoted = _quote(keeper.command, keeper.last_words)
-            self._fail(StackError(f"{ended}, {keeper.backoff.failures} times in a row\n{quoted}"))
+            self._fail(StackError(f"{ended}, {keeper.crashes} times before the stack was ready\n{quoted}"))
             return
         self._progress.note(f"{ended}; starting it again in {delay_s:.1f} s (log: {keeper.command.log})")
 

@@ -30,6 +30,7 @@ class Keeper:
     def __init__(self, command: Command, watcher: Watcher, backoff: Backoff | None = None) -> None:
         self.command = command
         self.starts = 0
+        self.crashes = 0  # ends by itself, and starts again that could not be
         self.last_words = ""  # of the process that ended last
         self._watcher = watcher
         self.backoff = backoff or Backoff()
@@ -55,6 +56,7 @@ class Keeper:
                 status = await self._try_once()
                 if self._retired.is_set():
                     return
+                self.crashes += 1
                 delay_s = self.backoff.next_delay_s(time.monotonic() - started_s)
                 self._watcher.on_crashed(self, status, delay_s)
                 with contextlib.suppress(TimeoutError):

@@ -342,6 +342,16 @@ async def test_a_stack_goes_on_where_its_file_cannot_be_written(tmp_path: Path) 
     assert f"cannot write {tmp_path / 'stack.json'}: Is a directory" in progress.lines
 
 
+async def test_a_service_that_takes_long_to_fail_ends_a_stack_that_is_not_ready_all_the_same(tmp_path: Path) -> None:
+    """As where a model that is read for a minute does not fit."""
+    supervisor = Supervisor(StackOptions(data_dir=tmp_path), SilentProgress(), print, show_essentials)
+    command = python("broken", CRASH, tmp_path)
+    async with keeping(Keeper(command, supervisor, Backoff(first_s=0.01, healthy_after_s=0.0))), asyncio.timeout(60):
+        await supervisor._ending.wait()
+    assert "broken ended by itself (exit status 3), 3 times before the stack was ready" in str(supervisor._failure)
+    assert "no such setting" in str(supervisor._failure)
+
+
 async def test_each_crash_in_a_row_waits_longer(tmp_path: Path) -> None:
     watcher = RecordingWatcher()
     command = python("broken", CRASH, tmp_path)
