@@ -338,21 +338,24 @@ class ExecutorService(Service):
 
     async def _beat(self) -> None:
         """Liveness; and, while no step runs, the state again: of one that holds something, or once in a while, for a
-        scheduler that has lost it and does not ask."""
+        scheduler that has lost it and does not ask. Not while the bus is away: who heard of that afterwards, at once,
+        would send requests, and again when it hears that the connection was lost."""
         beats = itertools.count()
         while True:
+            reconnects = self._bus.reconnects
             why = self._why_offline_waits()
             if bool(why) != bool(self._offline_waits):
                 level = logging.WARNING if why else logging.INFO
                 logger.log(level, why or "offline work runs beside online work again", extra={"executor_id": self.name})
             self._offline_waits = why
             try:
-                await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
+                if not self._bus.is_away:
+                    await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
                 if self._replica.has_work or not next(beats) % IDLE_BEATS:
                     await self._loop.announce_idle()
             except BusError as error:
                 logger.warning("no heartbeat", extra={"executor_id": self.name, "why": str(error)})
-            await asyncio.sleep(HEARTBEAT_S)
+            await self._bus.wait_reconnected(reconnects, HEARTBEAT_S)
 
     def _heartbeat(self) -> Heartbeat:
         table = self._replica.table

@@ -264,6 +264,11 @@ class Connection:
         return bool(self._client.is_connected)
 
     @property
+    def is_away(self) -> bool:
+        """The connection is lost; or it is there again, and ``reconnects`` does not say so yet."""
+        return self._client.is_away
+
+    @property
     def max_payload(self) -> int:
         """Bytes of a message that the server takes."""
         return int(self._client.max_payload)
@@ -318,7 +323,7 @@ class Connection:
                     if doing.done():
                         return doing.result()
             except BusError as error:
-                has_held = generation == self.reconnects and not self._client.is_away
+                has_held = generation == self.reconnects and not self.is_away
                 if has_held and not isinstance(error.__cause__, FencedError):
                     raise
                 logger.info("tried again, since the bus was away", extra={"why": str(error)})

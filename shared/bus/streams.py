@@ -286,7 +286,7 @@ class Streams(Connection):
                     continue
                 num_tries = num_refused = 0
             except FAILURES as error:
-                has_held = generation == self.reconnects and not self._client.is_away
+                has_held = generation == self.reconnects and not self.is_away
                 is_refused = getattr(error, "err_code", None) == NO_ROOM
                 num_refused += is_refused
                 waits = is_refused and num_refused <= MOST_REFUSALS

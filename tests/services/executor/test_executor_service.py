@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.executor import results
+from services.executor import service as service_module
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService, executor_info
 from services.executor.settings import ExecutorSettings
@@ -433,6 +434,37 @@ async def test_told_to_stop_while_it_registers_again_it_stops(
     staying.cancel()
     await asyncio.wait((staying,), timeout=10)
     assert staying.cancelled()
+
+
+async def test_what_was_to_be_said_while_the_bus_was_away_is_not_taken_for_news(
+    tmp_path: Path, model_folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway would send all of its requests there, and again with the next heartbeat, which says what was lost."""
+    monkeypatch.setattr(service_module, "HEARTBEAT_S", 0.02)
+    heard: list[int] = []
+
+    async def on_heartbeat(beat: Heartbeat) -> None:
+        heard.append(beat.reconnects)
+
+    with running("nats-server", tmp_path / "nats") as server:
+        own_bus = await Bus.connect(server.url, "executor-0")
+        settings = ExecutorSettings(model_path=str(model_folder), engine="sim", kv_blocks=256)
+        service = make_service(own_bus, settings, tokenizer)
+        await service.start()
+        serving = asyncio.create_task(service.run())
+        await own_bus.subscribe(subjects.heartbeat("executor-0"), Heartbeat, on_heartbeat)
+        await until(lambda: heard)
+        server.kill()
+        await until(lambda: own_bus.is_away)
+        heard.clear()
+        await asyncio.sleep(0.2)  # of the bus being away
+        server.start()
+        await until(lambda: 1 in heard)
+        assert 0 not in heard
+        serving.cancel()
+        await asyncio.wait((serving,))
+        await service.stop()
+        await own_bus.close()
 
 
 async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
