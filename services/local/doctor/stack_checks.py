@@ -66,10 +66,10 @@ def port_check(host: str, port: int) -> Check:
 def data_dir_check(path: Path) -> Check:
     """Where the bus keeps what is durable: writable, with room, and no other stack's."""
     data_dir = DataDir(path)
-    with contextlib.suppress(StackError):
-        stack = data_dir.read_stack()
-        found = f"{data_dir.path} is that of a running stack (pid {stack.supervisor_pid})"
-        return failed("data-dir", found, "stop that stack, or choose another folder with --data-dir")
+    with contextlib.suppress(OSError):
+        if holder := data_dir.holder():
+            found = f"{data_dir.path} is that of a stack that runs or is starting (pid {holder})"
+            return failed("data-dir", found, "stop that stack, or choose another folder with --data-dir")
     return _room("data-dir", data_dir.path, STORE_GIB, "--data-dir")
 
 

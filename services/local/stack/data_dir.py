@@ -73,7 +73,8 @@ class DataDir:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory; the kernel lets go of it when this process ends in any way. Raises StackError."""
+        """Hold the directory; the kernel lets go of it when this process ends in any way. A stack file that is there
+        has been left by one that was killed, and goes. Raises StackError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a+b", buffering=0)
@@ -81,16 +82,14 @@ class DataDir:
             raise self._unusable(error) from error
         with lock:
             if not _taken(lock, fcntl.LOCK_EX, tries=LOCK_TRIES):
-                lock.seek(0)
-                holder = lock.read().decode(errors="replace").strip() or "unknown"
-                raise StackError(
-                    f"another stack (pid {holder}) uses {self.path}; stop it, or choose another with --data-dir"
-                )
+                other = f"another stack (pid {_holder_in(lock)})"
+                raise StackError(f"{other} uses {self.path}; stop it, or choose another with --data-dir")
             try:
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n".encode())
             except OSError as error:
                 raise self._unusable(error) from error
+            self.remove_stack()
             yield
 
     def write_stack(self, stack: StackFile) -> None:
@@ -110,7 +109,7 @@ class DataDir:
             raise StackError(f"no stack runs in {self.path}; start one with: slackwater up") from None
         except (OSError, msgspec.DecodeError) as error:
             raise StackError(f"{self._stack_file} cannot be read: {error}") from error
-        if not self._is_in_use():
+        if self.holder() is None:
             raise StackError(
                 f"the stack in {self.path} is gone (its supervisor had pid {stack.supervisor_pid}); "
                 "start it with: slackwater up"
@@ -122,16 +121,22 @@ class DataDir:
         with contextlib.suppress(OSError):
             self._stack_file.unlink()
 
+    def holder(self) -> str | None:
+        """The pid of who holds it, by the lock: a number alone may be another process's by now. None where nobody does.
+        Raises OSError."""
+        try:
+            with (self.path / "lock").open("rb") as lock:
+                return None if _taken(lock, fcntl.LOCK_SH) else _holder_in(lock)
+        except FileNotFoundError:
+            return None
+
     def _unusable(self, error: OSError) -> StackError:
         return StackError(f"cannot use the data directory {self.path}: {error.strerror}")
 
-    def _is_in_use(self) -> bool:
-        """A supervisor holds it: its number may be another process's by now."""
-        try:
-            with (self.path / "lock").open("rb") as lock:
-                return not _taken(lock, fcntl.LOCK_SH)
-        except FileNotFoundError:
-            return False
+
+def _holder_in(lock: IO[bytes]) -> str:
+    lock.seek(0)
+    return lock.read().decode(errors="replace").strip() or "unknown"
 
 
 def _taken(lock: IO[bytes], kind: int, tries: int = 1) -> bool:

@@ -227,9 +227,11 @@ def test_a_running_stacks_directory_is_taken(tmp_path: Path) -> None:
     stack = StackFile(os.getpid(), "nats://127.0.0.1:1", "http://127.0.0.1:1", "m", "sim", True, {})
     data_dir = DataDir(tmp_path)
     with data_dir.locked():
+        starting = stack_checks.data_dir_check(tmp_path)
         data_dir.write_stack(stack)
-        taken = stack_checks.data_dir_check(tmp_path)
-    assert taken.state is FAILED and f"pid {os.getpid()}" in taken.found
+        running = stack_checks.data_dir_check(tmp_path)
+    for taken in (starting, running):
+        assert taken.state is FAILED and f"pid {os.getpid()}" in taken.found
     assert stack_checks.data_dir_check(tmp_path).state is not FAILED, "what a killed one has left"
     assert stack_checks.data_dir_check(tmp_path / "new" / "one").state is not FAILED
     assert not (tmp_path / "new").exists()

@@ -196,6 +196,16 @@ def test_a_stack_whose_supervisor_is_gone_is_no_stack(tmp_path: Path) -> None:
         DataDir(tmp_path).read_stack()
 
 
+def test_what_a_killed_stack_has_left_is_not_taken_for_the_one_that_starts(tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path)
+    data_dir.write_stack(make_stack_file(2**31 - 1))
+    with data_dir.locked():
+        assert data_dir.holder() == f"{os.getpid()}"
+        with pytest.raises(StackError, match="no stack runs in"):
+            data_dir.read_stack()
+    assert data_dir.holder() is None
+
+
 def test_a_damaged_stack_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "stack.json").write_text("{")
     with pytest.raises(StackError, match=r"stack\.json cannot be read"):
