@@ -35,12 +35,13 @@ def bus() -> None:
 def init(folder: FolderArgument, host: HostOption = None) -> None:
     """Make an NKey for each role, a certificate for the server, and what the server has to know, into a folder.
 
-    What is there already is kept, so that a certificate that is about to end, or lacks a name, can be made anew.
+    What is there already is kept, so that a certificate that is about to end, or lacks a name, can be made anew. It is
+    for the names that it had, too.
     """
-    hosts = ["localhost", "127.0.0.1", *(host or [])]
-    BusFolder(folder).ensure(list(dict.fromkeys(hosts)))
+    kept = BusFolder(folder)
+    kept.ensure(["localhost", "127.0.0.1", *(host or [])])
     print(
-        f"{folder} has what lets processes into a bus at {', '.join(hosts)}\n"
+        f"{folder} has what lets processes into a bus at {', '.join(kept.hosts)}\n"
         f"server    auth.conf, server.pem, server-key.pem: include and tls in nats-server's configuration\n"
         f"clients   ca.pem and ROLE.nk of their own role: SLACKWATER_NATS_CREDS\n"
         f"secret    all of it but ca.pem and server.pem; ca-key.pem stays here"

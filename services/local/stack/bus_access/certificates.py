@@ -56,9 +56,13 @@ def new_server(ca: Signed, hosts: Sequence[str], now: datetime) -> Signed:
 def is_good_for(certificate: bytes, hosts: Sequence[str], now: datetime) -> bool:
     """A server's, and not about to end."""
     found = x509.load_pem_x509_certificate(certificate)
-    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     is_fresh = now + timedelta(days=EARLY_DAYS) < found.not_valid_after_utc
-    return is_fresh and all(_general_name(host) in names for host in hosts)
+    return is_fresh and {_general_name(host) for host in hosts} <= set(_general_names(found))
+
+
+def hosts_of(certificate: bytes) -> list[str]:
+    """The names and addresses that a server's is good for."""
+    return [str(name.value) for name in _general_names(x509.load_pem_x509_certificate(certificate))]
 
 
 def is_fresh(certificate: bytes, now: datetime) -> bool:
@@ -69,6 +73,10 @@ def is_fresh(certificate: bytes, now: datetime) -> bool:
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+def _general_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
+    return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
 
 
 def _general_name(host: str) -> x509.GeneralName:

@@ -20,7 +20,15 @@ from pathlib import Path
 import msgspec
 import nkeys
 
-from services.local.stack.bus_access.certificates import Signed, is_fresh, is_good_for, new_ca, new_server, utc_now
+from services.local.stack.bus_access.certificates import (
+    Signed,
+    hosts_of,
+    is_fresh,
+    is_good_for,
+    new_ca,
+    new_server,
+    utc_now,
+)
 from services.local.stack.bus_access.server_config import Accepted, authorization, tls
 from services.local.stack.private import make_private
 from shared.bus.address import CA_FILE, BusAddress
@@ -47,8 +55,14 @@ class BusFolder:
     def exists(self) -> bool:
         return self.auth.is_file()
 
+    @property
+    def hosts(self) -> list[str]:
+        """The names and addresses that the server's certificate is for; none where there is no certificate."""
+        return hosts_of(self.server_certificate.read_bytes()) if self.server_certificate.is_file() else []
+
     def ensure(self, hosts: Sequence[str]) -> None:
-        """Make what is absent, about to end, or not for these names of the server; keep the rest."""
+        """Make what is absent, about to end, or not for these names of the server; keep the rest, and the names that
+        its certificate is for."""
         try:
             make_private(self.path)
             self._ensure_certificates(hosts)
@@ -85,14 +99,15 @@ class BusFolder:
 
     def _ensure_certificates(self, hosts: Sequence[str]) -> None:
         now = utc_now()
+        names = list(dict.fromkeys([*self.hosts, *hosts]))
         if not (self._ca_key.is_file() and self.ca.is_file() and is_fresh(self.ca.read_bytes(), now)):
             made = new_ca(now)
             self._write(self._ca_key, made.key)
             self._write(self.ca, made.certificate)
             self.server_certificate.unlink(missing_ok=True)
         is_there = self.server_key.is_file() and self.server_certificate.is_file()
-        if not (is_there and is_good_for(self.server_certificate.read_bytes(), hosts, now)):
-            server = new_server(Signed(self.ca.read_bytes(), self._ca_key.read_bytes()), hosts, now)
+        if not (is_there and is_good_for(self.server_certificate.read_bytes(), names, now)):
+            server = new_server(Signed(self.ca.read_bytes(), self._ca_key.read_bytes()), names, now)
             self._write(self.server_key, server.key)
             self._write(self.server_certificate, server.certificate)
 

@@ -3,12 +3,14 @@
 import json
 import os
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from services.local.cli import app
+from services.local.stack.bus_access.certificates import SERVER_DAYS, Signed, is_good_for, new_server, utc_now
 from services.local.stack.data_dir import DataDir, StackFile
 from services.local.stack.machine import free_port
 from shared.bus.permissions import BusRole
@@ -34,6 +36,23 @@ def test_init_makes_all_that_server_and_clients_need(tmp_path: Path) -> None:
     config.write_text(f'port: {free_port()}\ninclude "deep/bus/auth.conf"\ntls {{ {files} }}\n')
     checked = subprocess.run([nats_server_binary(), "-t", "-c", str(config)], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
+
+
+def test_a_certificate_that_is_made_anew_is_for_the_names_that_it_had(tmp_path: Path) -> None:
+    """Where a name is added, where it is about to end, and where nothing is to be made."""
+    assert slackwater("init", str(tmp_path), "--host", "10.0.0.1", "--host", "nats.example").exit_code == 0
+    certificate = tmp_path / "server.pem"
+    first = certificate.read_bytes()
+    assert "localhost, 127.0.0.1, 10.0.0.1, nats.example\n" in slackwater("init", str(tmp_path)).stdout
+    assert certificate.read_bytes() == first
+    all_hosts = ["localhost", "127.0.0.1", "10.0.0.1", "nats.example", "10.0.0.4"]
+    assert ", ".join(all_hosts) in slackwater("init", str(tmp_path), "--host", "10.0.0.4").stdout
+    signer = Signed((tmp_path / "ca.pem").read_bytes(), (tmp_path / "ca-key.pem").read_bytes())
+    old = new_server(signer, all_hosts, utc_now() - timedelta(days=SERVER_DAYS))
+    certificate.write_bytes(old.certificate)
+    assert slackwater("init", str(tmp_path)).exit_code == 0
+    assert certificate.read_bytes() != old.certificate
+    assert is_good_for(certificate.read_bytes(), all_hosts, utc_now())
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
