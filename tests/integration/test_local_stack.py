@@ -221,6 +221,27 @@ def test_a_hung_service_does_not_hold_up_a_second_request_to_stop(make_stack: Ma
 
 
 @pytest.mark.slow
+def test_what_is_killed_while_a_stack_gives_up_its_start_is_not_started_again(make_stack: MakeStack) -> None:
+    """Its start waits for a bus that hangs when it is told to end."""
+    stack = make_stack("--engine", "sim")
+    stack.spawn()
+    wait_until(lambda: (stack.data_dir / "stack.json").exists() and "gateway" in stack.pids(), what=stack.stderr)
+    pids = stack.pids()
+    os.kill(pids["nats-server"], signal.SIGSTOP)
+
+    def killing() -> bool:
+        if "killing what is left" in stack.stderr():
+            return True
+        stack.supervisor.send_signal(signal.SIGINT)
+        return False
+
+    wait_until(killing, what=stack.stderr)
+    assert stack.supervisor.wait(STOP_S) == 130
+    assert "again" not in stack.stderr()
+    assert not [pid for pid in pids.values() if is_running(pid)]
+
+
+@pytest.mark.slow
 def test_a_stream_finishes_while_the_stack_stops_though_nobody_reads_its_output(make_stack: MakeStack) -> None:
     """As Ctrl-C does to ``slackwater up 2>&1 | tee log``: tee is gone at once."""
     stack = make_stack("--engine", "sim")

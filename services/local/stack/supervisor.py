@@ -73,6 +73,8 @@ class Supervisor:
                 async with self._keeping:
                     starting = self._keeping.create_task(self._or_fail(self._start()))
                     await self._ending.wait()
+                    for keeper in self._keepers:
+                        keeper.retire()
                     starting.cancel()
                     await asyncio.wait((starting,))
                     await self._drain()
@@ -169,8 +171,6 @@ class Supervisor:
             self._showing.cancel()
             await asyncio.wait((self._showing,))
         self._progress.step("stopping")
-        for keeper in self._keepers:
-            keeper.retire()
         for prefix in DRAIN_ORDER:
             await asyncio.gather(*(keeper.stop() for keeper in self._keepers if keeper.name.startswith(prefix)))
 
