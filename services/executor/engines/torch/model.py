@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,6 +94,7 @@ class TransformersForward:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
+        self._output_type: Any = None  # of the decoder, once it has run
 
     def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
         output = self._model(
@@ -102,22 +104,27 @@ class TransformersForward:
         return logits
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
-        decoder: Any = self._model.base_model
-        output = decoder(input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, paged=step)
+        output = self._decoder(input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, paged=step)
+        self._output_type = type(output)
         states: Tensor = output.last_hidden_state[0]
         return states.index_select(0, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        decoder: Any = self._model.base_model
-        decoder.forward = lambda *args, **named: BaseModelOutputWithPast(last_hidden_state=hidden[None])
+        """Of what ``hidden`` gave: the model looks for all that its decoder gives, in its own type."""
+        self._decoder.forward = lambda *args, **named: self._output_type(last_hidden_state=hidden[None])
         try:
             output = self._model(input_ids=torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device))
         finally:
-            del decoder.forward  # of this one; that of its class is there
+            del self._decoder.forward  # of this one; that of its class is there
         logits: Tensor = output.logits[0]
         return logits
+
+    @cached_property
+    def _decoder(self) -> Any:
+        """The part that the model calls for its hidden states. Not every family tells transformers which it is."""
+        model: Any = self._model
+        body = model.model if model.base_model is model else model.base_model
+        return body.get_decoder()
 
 
 def _merged(model: torch.nn.Module, shapes: Sequence[LayerShape], packs: bool) -> Forward | None:

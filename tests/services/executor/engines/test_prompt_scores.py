@@ -128,12 +128,25 @@ def test_vllm_gives_transformers_log_probabilities(
         check(packed, prompts[i], expected[i])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+OTHERS: dict[str, dict[str, Any]] = {  # whose decoders give more than hidden states, or are found at other places
+    "gpt2": {},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "head_dim": 16},
+    "llama4_text": {
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 64,
+        "head_dim": 16,
+        "attn_temperature_tuning": False,
+    },
+}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_other_families_scale_and_cap_as_transformers_does(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_scores, "SLICE_LOGITS", 7 * 300)
-    model = save_model(tmp_path, family, **FAMILIES[family])
+    model = save_model(tmp_path, family, **(FAMILIES | OTHERS)[family])
     engine = TorchEngine.load(tmp_path, family, device="cpu", num_blocks=40, block_size=8, num_threads=1)
     prompts = [[(7 * place + 3 * place * place) % 290 + 5 for place in range(length)] for length in (2, 41, 64)]
     for prompt, packed in zip(prompts, scored_in_chunks(engine, prompts, [23, 50]), strict=True):
