@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -27,7 +27,7 @@ def with_option_groups(command: Callable[..., T]) -> Callable[..., T]:
     """A command for typer: each parameter that is annotated with a dataclass is made of options, its fields, which
     stand in the parameter's place; one that is annotated with a struct of settings is made of those that are given."""
     hints = get_type_hints(command)
-    groups = {name: _options(hint) for name, hint in hints.items() if is_dataclass(hint) or is_table(hint)}
+    groups = {name: _options(name, hint) for name, hint in hints.items() if is_dataclass(hint) or is_table(hint)}
 
     def make(name: str, options: Given) -> Any:
         if not is_table(hints[name]):
@@ -80,9 +80,10 @@ def _given(options: Given) -> Given:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _options(group: Any) -> list[inspect.Parameter]:
+def _options(name: str, group: Any) -> list[inspect.Parameter]:
+    """Settings of a struct are those of a table of the parameter's name."""
     if is_table(group):
-        return [_parameter(setting) for setting in settings_of(group)]
+        return [_parameter(replace(setting, table=setting.table or name)) for setting in settings_of(group)]
     return list(inspect.signature(group, eval_str=True).parameters.values())
 
 

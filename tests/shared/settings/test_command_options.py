@@ -10,7 +10,7 @@ from msgspec import Meta
 from typer.testing import CliRunner, Result
 
 from shared.settings.command_options import Given, one_of, with_option_groups, with_settings
-from shared.settings.setting import LIST, choices, settings_of
+from shared.settings.setting import BASE, LIST, choices, settings_of
 
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
 
@@ -28,7 +28,7 @@ class Engine(msgspec.Struct, frozen=True):
 class Mixture(msgspec.Struct, frozen=True):
     """A table of settings: by its preset, but for what is given."""
 
-    preset: Annotated[str, Meta(description="which one")] = "plain"
+    preset: Annotated[str, Meta(description="which one", extra=BASE)] = "plain"
     share: Annotated[float, Meta(description="of offline work")] = 0.5
 
     @classmethod
@@ -159,8 +159,11 @@ def test_groups_and_tables_stand_in_the_place_of_their_parameter() -> None:
     missing, wrong = run(command, "d"), run(command, "d", "--width", "7", "--share", "2")
     assert missing.exit_code == wrong.exit_code == 2 and len(made) == 3
     assert "--width" in missing.output and "a share is 1 at the most" in wrong.output
-    options = [word for word in run(command, "--help").output.split() if word.startswith("--")]
+    text = run(command, "--help").output
+    options = [word for word in text.split() if word.startswith("--")]
     assert options[:4] == ["--width", "--height", "--preset", "--share"]
+    assert "[default: (plain)]" in explained(text, "--preset")
+    assert "[default: (as of the preset)]" in explained(text, "--share"), "which others of its table go by"
 
 
 def test_a_group_may_be_called_as_one_of_its_options() -> None:
