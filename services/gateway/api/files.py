@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import StreamingResponse
 
 from services.gateway.api.context import context_of
 from services.gateway.api.intake import caller_of, take_request, tenant_of
 from services.gateway.http.bodies import UPLOAD_FORM, Upload, read_upload
+from services.gateway.http.event_source import Streamed
 from services.gateway.http.operation import BINARY, JsonResponse, answers, json_of
 from services.gateway.store import page
 from shared.errors import NotFoundOnBusError
@@ -74,7 +74,7 @@ async def get_file_content(request: Request, file_id: str) -> Response:
     except NotFoundOnBusError as error:
         raise RequestError(f"no such file: {file_id}", "file_id", "not_found", 404) from error
     headers = {"Content-Length": str(record.bytes)}
-    return StreamingResponse(_rejoin(first, chunks), media_type="application/octet-stream", headers=headers)
+    return Streamed(_rejoin(first, chunks), media_type="application/octet-stream", headers=headers)
 
 
 def shown(record: FileRecord) -> FileObject:

@@ -1,4 +1,5 @@
-"""Server-sent events, and an end to whatever is done for a client that is gone."""
+"""Answers that come piece by piece, as server-sent events do, and an end to whatever is done for a client that is
+gone."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping
@@ -14,8 +15,16 @@ HEADERS = {
 }
 
 
-class EventSource(StreamingResponse):
-    """Ends with its events, or when the client leaves."""
+class Streamed(StreamingResponse):
+    """Ends with its contents, or when the client leaves. Starlette's own imports more when it is first asked, which
+    opens files: there may be none left then."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_gone(receive, self.stream_response(send))
+
+
+class EventSource(Streamed):
+    """Of events."""
 
     media_type = "text/event-stream"
 
@@ -32,7 +41,7 @@ class EventSource(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._during, aclosing(self._events):
-            await unless_gone(receive, self.stream_response(send))
+            await super().__call__(scope, receive, send)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

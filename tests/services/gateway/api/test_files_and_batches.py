@@ -64,6 +64,17 @@ def test_an_upload_is_refused_while_no_more_files_can_be_opened(rig: GatewayRig)
     assert rig.openai.files.create(file=("a.jsonl", contents), purpose="batch").bytes == len(contents)
 
 
+def test_a_file_is_read_while_no_more_files_can_be_opened(rig: GatewayRig) -> None:
+    """Also where it is the first that a gateway sends."""
+    made = rig.openai.files.create(file=("a.jsonl", LINES), purpose="batch")
+    rig.stop("gateway")
+    rig.start_gateway()
+    with httpx.Client(base_url=rig.url) as client:
+        client.get("/health")
+        with rig.no_more_files("gateway"):
+            assert client.get(f"/v1/files/{made.id}/content").content == LINES  # over the same connection
+
+
 def test_uploads_that_stand_still_are_not_held_in_memory(rig: GatewayRig) -> None:
     part = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'.encode()
     head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
