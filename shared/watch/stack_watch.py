@@ -15,6 +15,7 @@ from shared.watch.pools import acting_roles
 from shared.watch.windows import RateWindow, Rolling
 
 RATE_S = 10.0  # of rates and step times
+ONLINE_S = 60.0  # of latencies
 SLOWDOWN_S = 60.0
 BATCH_RATE_S = 60.0  # of a batch's lines, which end seldom
 GONE_S = 5.0  # an executor that has not beaten for so long is not shown
@@ -73,7 +74,7 @@ class StackWatch:
 
     def __init__(self) -> None:
         self._executors: dict[str, _ExecutorWatch] = {}
-        self._online = Rolling(60.0, OnlineLatencies)
+        self._online = Rolling(ONLINE_S, OnlineLatencies)
         self._recent = Rolling(RATE_S, OnlineLatencies)
         self._budgets: dict[str, BudgetRecord] = {}  # by profile key
         self._batches: dict[str, tuple[BatchRecord, RateWindow]] = {}
@@ -125,16 +126,16 @@ class StackWatch:
         return StackView(
             self.executors(now_s),
             self._online.total(now_s),
-            self.batches(sees),
+            self.batches(now_s, sees),
             self.ended(sees),
             dict(sorted(self._budgets.items())),
         )
 
-    def batches(self, sees: Sees) -> list[BatchView]:
+    def batches(self, now_s: float, sees: Sees) -> list[BatchView]:
         """Those that have not ended, in the order in which they were made."""
         known = [each for each in self._batches.values() if sees(each[0])]
         known.sort(key=lambda each: (each[0].created_at, each[0].id))
-        return [_batch_view(record, rate) for record, rate in known]
+        return [_batch_view(record, rate, now_s) for record, rate in known]
 
     def ended(self, sees: Sees) -> list[BatchRecord]:
         """Those that ended last, the newest first."""
@@ -204,8 +205,8 @@ def ended_at(record: Batch) -> int:
     return max((each for each in times if each is not None), default=0)
 
 
-def _batch_view(record: BatchRecord, rate: RateWindow) -> BatchView:
-    counts, per_s = record.request_counts, rate.per_s()
+def _batch_view(record: BatchRecord, rate: RateWindow, now_s: float) -> BatchView:
+    counts, per_s = record.request_counts, rate.per_s(now_s)
     return BatchView(record, counts.done, per_s, counts.left / per_s if per_s and counts.total else None)
 
 

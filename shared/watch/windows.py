@@ -58,9 +58,15 @@ class RateWindow:
         while len(self._seen) > 2 and self._seen[1][0] <= now_s - self._span_s:
             self._seen.popleft()
 
-    def per_s(self) -> float | None:
-        """None until it was seen at two times."""
-        if not self._seen:
+    def per_s(self, now_s: float | None = None) -> float | None:
+        """None until it was seen at two times. ``now_s``: until then it has stayed as it was seen last."""
+        if not self._seen or self._seen[-1][0] <= self._seen[0][0]:
             return None
-        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
-        return (last - first) / (last_s - first_s) if last_s > first_s else None
+        last_s, last = self._seen[-1]
+        until_s = last_s if now_s is None else max(last_s, now_s)
+        first_s, first = self._seen[0]
+        for at_s, total in self._seen:
+            if at_s > until_s - self._span_s:
+                break
+            first_s, first = at_s, total
+        return (last - first) / (until_s - first_s)

@@ -201,7 +201,8 @@ class DashboardHub:
         if key not in published.told:
             if key is not None:
                 watch = published.part.watch
-                snapshot = with_batches(snapshot, self._parts, watch.batches(tenant.sees), watch.ended(tenant.sees))
+                batches = watch.batches(self._clock.monotonic_s(), tenant.sees)
+                snapshot = with_batches(snapshot, self._parts, batches, watch.ended(tenant.sees))
             now = msgspec.Raw(_encoder.encode(snapshot))
             published.told[key] = _Told(now, _event_bytes(_Message(now, published.rows)))
         return published.told[key]

@@ -53,7 +53,7 @@ async def test_records_are_told_as_they_are_and_as_they_change(bus: Bus) -> None
     watch, clock = StackWatch(), ManualClock()
 
     def shown() -> list[tuple[str, int]]:
-        return [(each.record.id, each.done) for each in watch.batches(sees_all)]
+        return [(each.record.id, each.done) for each in watch.batches(clock.now_s, sees_all)]
 
     async with StackFollower.following(bus, watch, clock):
         await until(lambda: watch.view(0.0).budgets == {"key": BUDGET} and shown() == [("a", 10)])
@@ -63,7 +63,7 @@ async def test_records_are_told_as_they_are_and_as_they_change(bus: Bus) -> None
         await batches.put("a", batch("a", done=30))
         await batches.put("b", batch("b"))
         await until(lambda: shown() == [("a", 30), ("b", 0)])
-        assert watch.batches(sees_all)[0].lines_per_s == 2.0
+        assert watch.batches(clock.now_s, sees_all)[0].lines_per_s == 2.0
         await batches.put("b", replace(batch("b", "failed"), claim=WITHDRAWN))
         await until(lambda: shown() == [("a", 30)])
         await batches.put("c", batch("c", "completed"))

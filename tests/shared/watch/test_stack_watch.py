@@ -153,21 +153,31 @@ def test_what_users_got_in_the_last_minute_and_in_the_last_seconds() -> None:
 def test_an_open_batch_with_what_is_left_of_it() -> None:
     watch = StackWatch()
     watch.on_batch(0.0, "b", batch("b", done=10, created_at=5))
-    (view,) = watch.batches(sees_all)
+    (view,) = watch.batches(5.0, sees_all)
     assert (view.done, view.lines_per_s, view.left_s) == (10, None, None)
     watch.on_batch(10.0, "b", batch("b", done=30, created_at=5))
     watch.on_batch(10.0, "a", batch("a", created_at=7))
     watch.on_batch(10.0, "c", batch("c", created_at=5))
-    view, *others = watch.batches(sees_all)
+    view, *others = watch.batches(10.0, sees_all)
     assert (view.record.id, view.done, view.lines_per_s, view.left_s) == ("b", 30, 2.0, 35.0)
     assert [each.record.id for each in others] == ["c", "a"], "as they were made"
     assert watch.lines_left() == 70 + 100 + 100
     watch.on_batch(10.0 + BATCH_RATE_S, "b", batch("b", done=30, created_at=5))
     watch.on_batch(10.0 + BATCH_RATE_S, "c", None)
-    view, *others = watch.batches(sees_all)
+    view, *others = watch.batches(80.0, sees_all)
     assert (view.lines_per_s, view.left_s) == (0.0, None)
     assert [each.record.id for each in others] == ["a"]
-    assert watch.batches(lambda record: record.id == "a") == others == watch.view(80.0, lambda r: r.id == "a").batches
+    only_a = watch.batches(80.0, lambda record: record.id == "a")
+    assert only_a == others == watch.view(80.0, lambda record: record.id == "a").batches
+
+
+def test_a_batch_that_stands_still_has_no_end_in_sight() -> None:
+    watch = StackWatch()
+    for second, done in ((0.0, 0), (10.0, 20)):
+        watch.on_batch(second, "b", batch("b", done=done))
+    views = [watch.batches(now_s, sees_all)[0] for now_s in (20.0, 9.0 + BATCH_RATE_S, 10.0 + BATCH_RATE_S, 86_400.0)]
+    assert [view.lines_per_s for view in views] == [1.0, 20 / 69, 0.0, 0.0]
+    assert [view.left_s for view in views] == [80.0, 276.0, None, None]
 
 
 def test_a_batch_whose_lines_are_not_counted_yet_has_no_end_in_sight() -> None:
@@ -175,7 +185,7 @@ def test_a_batch_whose_lines_are_not_counted_yet_has_no_end_in_sight() -> None:
     for second in (0.0, 1.0):
         counts = RequestCounts(0, int(second), 0)
         watch.on_batch(second, "b", replace(batch("b", "validating"), request_counts=counts))
-    assert [each.left_s for each in watch.batches(sees_all)] == [None]
+    assert [each.left_s for each in watch.batches(1.0, sees_all)] == [None]
 
 
 STATUSES = st.sampled_from(["in_progress", "completed", "failed", "expired", "cancelled", None])
@@ -202,7 +212,7 @@ def test_the_batches_that_ended_last_are_kept_for_each_owner(heard: list[tuple[i
     assert watch.ended(sees_all) == newest[:MAX_ENDED] == watch.view(0.0).ended
     for owner in ("ann", "bob"):
         assert watch.ended(owned_by(owner)) == [each for each in newest if each.owner == owner]
-    assert {each.record.id for each in watch.batches(sees_all)} == {
+    assert {each.record.id for each in watch.batches(0.0, sees_all)} == {
         each.id for each in order.values() if each.status in OPEN_STATUSES
     }
 

@@ -51,10 +51,14 @@ def test_what_is_asked_for_is_nobody_elses() -> None:
     assert rolling.total(1.5).num_samples == 1
 
 
-@given(st.lists(st.tuples(LONGER_S, st.integers(-3, 20)), max_size=25))
-@example([(0.0, 1), (1.0, 1), (10.0, 1)])
-def test_a_rate_is_that_since_the_last_that_was_seen_a_span_ago(told: list[tuple[float, int]]) -> None:
-    """Or, where nothing is that old, since the first. A smaller total is that of something new."""
+@given(st.lists(st.tuples(LONGER_S, st.integers(-3, 20)), max_size=25), st.none() | LONGER_S)
+@example([(0.0, 1), (1.0, 1), (10.0, 1)], None)
+@example([(0.0, 1), (1.0, 1)], 12.0)
+def test_a_rate_is_that_since_the_last_that_was_seen_a_span_ago(
+    told: list[tuple[float, int]], after_s: float | None
+) -> None:
+    """Or, where nothing is that old, since the first. A smaller total is that of something new. What has not grown
+    since it was seen last has not."""
     window, now_s, total = RateWindow(10.0), 100.0, 50
     seen: list[tuple[float, int]] = []
     assert window.per_s() is None
@@ -62,6 +66,9 @@ def test_a_rate_is_that_since_the_last_that_was_seen_a_span_ago(told: list[tuple
         now_s, total = now_s + gap_s, max(0, total + growth)
         seen = [(now_s, total)] if seen and total < seen[-1][1] else [*seen, (now_s, total)]
         window.add(now_s, total)
-        old = [each for each in seen[:-1] if each[0] <= now_s - 10.0]
+        until_s = now_s + (after_s or 0.0)
+        old = [each for each in seen if each[0] <= until_s - 10.0]
         first_s, first = old[-1] if old else seen[0]
-        assert window.per_s() == ((total - first) / (now_s - first_s) if now_s > first_s else None)
+        is_known = now_s > seen[0][0]
+        rate = window.per_s() if after_s is None else window.per_s(until_s)
+        assert rate == ((total - first) / (until_s - first_s) if is_known else None)

@@ -313,7 +313,7 @@ async def test_each_of_several_models_is_shown_by_itself(bus: Bus, hub_of_two: D
         for model in ("", "First", "Second", "Nobody"):
             await look(model)
         await batches.delete("batch_2")
-        await until(lambda: not hub_of_two._parts.of("Second").watch.batches(lambda record: True))
+        await until(lambda: not hub_of_two._parts.of("Second").watch.batches(0.0, lambda record: True))
     assert all(now["models"] == ["First", "Second"] for now in shown.values())
     told = {
         model: (
