@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -28,6 +29,10 @@ T = TypeVar("T")
 
 class AskedStack(Protocol):
     """Raises ApiError, BusError and StackError."""
+
+    @property
+    def heard_s(self) -> float:
+        """For how long somebody has listened to what it tells."""
 
     async def report(self) -> StackReport:
         """How it is now."""
@@ -56,8 +61,9 @@ class AskedStackOptions(BusOptions):
         watch, clock = StackWatch(), SystemClock()
         _, address = stack_on(self.data_dir, self.asked)
         async with bus_at(address, name) as bus, StackFollower.following(bus, watch, clock) as follower:
+            began_s = clock.monotonic_s()
             await follower.wait_for_beats(num_beats)
-            yield StackOnBus(self, bus, watch, clock)
+            yield StackOnBus(self, bus, watch, clock, began_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,10 @@ class StackBehindGateway:
     """An AskedStack. The gateway follows the bus all the time, so nothing has to be waited for."""
 
     client: ApiClient
+
+    @property
+    def heard_s(self) -> float:
+        return inf
 
     async def report(self) -> StackReport:
         report = self._converted(await asyncio.to_thread(self.client.get, "/status"), StackReport)
@@ -95,6 +105,11 @@ class StackOnBus:
     bus: Bus
     watch: StackWatch
     clock: SystemClock
+    began_s: float
+
+    @property
+    def heard_s(self) -> float:
+        return self.clock.monotonic_s() - self.began_s
 
     async def report(self) -> StackReport:
         report = await ask_stack(self.bus, lambda: self.watch.view(self.clock.monotonic_s()))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from math import inf
 from typing import Annotated
 
 import typer
@@ -26,12 +27,15 @@ from shared.watch.stack_status import StackReport
 from shared.watch.stack_watch import StackWatch
 
 REFRESH_S = 1.0
+ONCE_HELP = (
+    "Print one frame, as where stdout is no terminal: of seconds on the bus, with --url of a gateway's last minute."
+)
 
 
 @with_option_groups
 def top(
     *,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame, as where stdout is no terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help=ONCE_HELP)] = False,
     stack: AskedStackOptions,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,20 +49,20 @@ async def run_top(options: AskedStackOptions, once: bool, as_json: bool = False)
     async with options.opened("top", num_beats=2) as stack:
         report = await stack.report()
         if once:
-            show(report, as_json, lambda report: stdout_console().print(frame(report)))
+            show(report, as_json, lambda report: stdout_console().print(frame(report, stack.heard_s)))
             return
-        with Live(frame(report), console=Console(), screen=True, auto_refresh=False) as live:
+        with Live(frame(report, stack.heard_s), console=Console(), screen=True, auto_refresh=False) as live:
             while True:
                 report, missing = await _next(stack, report)
-                live.update(frame(report, missing), refresh=True)
+                live.update(frame(report, stack.heard_s, missing), refresh=True)
 
 
-def frame(report: StackReport, missing: str = "") -> RenderableType:
-    """The screen. ``missing``: why it is an old one."""
+def frame(report: StackReport, heard_s: float = inf, missing: str = "") -> RenderableType:
+    """The screen. ``heard_s``: for how long the stack has been listened to; ``missing``: why it is an old one."""
     status = report.status
     unwell = [f"{each.name}: {each.health}" for each in status.processes if not is_well(each.name, each.health)]
     where = f"{status.url}  {status.model}" if status.url else "slackwater"
-    return screen(f"{where}  {time.strftime('%H:%M:%S')}", [missing] if missing else unwell, report)
+    return screen(f"{where}  {time.strftime('%H:%M:%S')}", [missing] if missing else unwell, report, heard_s)
 
 
 async def _next(stack: AskedStack, before: StackReport) -> tuple[StackReport, str]:

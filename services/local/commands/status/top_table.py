@@ -1,6 +1,7 @@
 """A moment of a stack as tables: the screen of ``slackwater top``, and the one line below ``slackwater up``."""
 
 from collections.abc import Sequence
+from math import inf
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,7 +14,7 @@ from shared.process.service import Details
 from shared.protocol.profiling.budgets import SloStatus
 from shared.protocol.profiling.slo_profile import SloVerdict
 from shared.watch.stack_status import StackReport, figure_text, queue_figures
-from shared.watch.stack_watch import BatchView, ExecutorView, StackView
+from shared.watch.stack_watch import ONLINE_S, BatchView, ExecutorView, StackView
 
 MAX_BATCHES = 10
 KINDS = ("online", "offline")
@@ -28,12 +29,13 @@ EXECUTOR_COLUMNS = (
 MOVES = "given/taken"  # a column where requests move
 
 
-def screen(head: str, unwell: Sequence[str], report: StackReport) -> Group:
-    """``unwell``: what is not well, in words."""
+def screen(head: str, unwell: Sequence[str], report: StackReport, heard_s: float = inf) -> Group:
+    """``unwell``: what is not well, in words; ``heard_s``: for how long the stack has been listened to."""
     view, queues, slos = report.view, report.status.queues, report.status.slos
     parts: list[RenderableType] = [Text(head, style="bold")]
     parts += [Text(line, style="red") for line in unwell]
-    parts += [Text(), _executor_table(view.executors), Text(), _online_table(view, slos), Text(), _queue_line(queues)]
+    tables = _executor_table(view.executors), _online_table(view, slos, heard_s)
+    parts += [Text(), tables[0], Text(), tables[1], Text(), _queue_line(queues)]
     if view.batches:
         parts += [Text(), _batch_table(view.batches)]
     return Group(*parts)
@@ -84,9 +86,10 @@ def _has_moves(executor: ExecutorView) -> bool:
     return bool(counters.handed_over or counters.taken_over)
 
 
-def _online_table(view: StackView, slos: Sequence[SloStatus]) -> Table:
-    """TTFT and TBT of the last minute, and what was promised of them."""
-    table = Table("last minute", "samples", "mean ms", "p50", "p99", "to keep", box=None, header_style="bold")
+def _online_table(view: StackView, slos: Sequence[SloStatus], heard_s: float) -> Table:
+    """TTFT and TBT of the last minute, or since when they are known, and what was promised of them."""
+    span = "minute" if heard_s >= ONLINE_S else f"{heard_s:.0f} s"
+    table = Table(f"last {span}", "samples", "mean ms", "p50", "p99", "to keep", box=None, header_style="bold")
     verdicts = [verdict for status in slos for verdict in status.measured]
     online = view.online
     for name, metric in LATENCIES.items():

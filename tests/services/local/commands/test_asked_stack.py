@@ -44,6 +44,7 @@ def test_a_stack_is_shown_and_drained_by_its_url(rig: GatewayRig) -> None:
     assert (by_name.exit_code, by_name.stdout.startswith(f"{rig.url}  {MODEL}\n")) == (0, True), by_name.stderr
     screen = slackwater("top", "--once", "--url", rig.url)
     assert (screen.exit_code, "executor-0  sim" in screen.stdout, rig.url in screen.stdout) == (0, True, True)
+    assert " last minute " in screen.stdout, "a gateway listens all the time"
 
     drained = slackwater("drain", "executor-0", "--url", rig.url)
     assert (drained.exit_code, drained.stdout) == (0, "executor-0 is drained\n"), drained.stderr

@@ -1,6 +1,7 @@
 """``slackwater top``: what is added up, and what is drawn of a stack's messages on a real bus."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,16 @@ async def test_one_frame_is_printed(bus: Bus, nats_url: str) -> None:
     assert result.exit_code == 0, result.output
     assert "executor-0" in result.stdout and "KV used" in result.stdout
     assert "pool waiting 12" in result.stdout
+    assert re.search(r"^ last \d s +samples", result.stdout, re.MULTILINE), "what came before it did not hear"
+
+
+@pytest.mark.parametrize(("heard_s", "shown"), [(2.6, "last 3 s"), (59.0, "last 59 s"), (60.0, "last minute")])
+def test_latencies_are_of_the_time_in_which_somebody_listened(heard_s: float, shown: str) -> None:
+    console = Console(width=170, no_color=True)
+    status = Status(None, None, None, None, processes=[], executors=[], budgets=[], slos=[], queues={})
+    with console.capture() as capture:
+        console.print(frame(StackReport(status, StackWatch().view(1.0)), heard_s))
+    assert f" {shown} " in capture.get()
 
 
 def test_one_that_stands_by_is_no_fault_and_one_that_is_unwell_is() -> None:
