@@ -108,4 +108,8 @@ def _missing(baseline: Baseline) -> str:
         return "the offline-only run is missing"
     if baseline.idle_share is None:
         return f"the server's /metrics has no steady {BUSY_METRIC}"
-    return "the online-only run left no idle time, or token counts are missing"
+    if baseline.idle_share == 0.0:
+        return "the online-only run left no idle time"
+    if baseline.offline.total_tokens_per_s == 0.0:
+        return "no offline request ended within the offline-only run"
+    return "token counts are missing"
