@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install -e '.[dev]'")
 
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from deploy.screenshots.browser import MISSING, browser, chromium
 from tests.services.gateway.dashboard.test_dashboard import key_command
@@ -298,6 +298,18 @@ def test_it_says_how_old_its_figures_are_comes_back_with_the_gateway_and_asks_fo
     given.press("Enter")
     seen.expect_state("Live")
     expect(seen.page.get_by_text("these are the figures of")).to_be_hidden()
+
+
+def test_it_does_not_wait_for_ever_for_an_answer_that_does_not_begin(seen: Watched) -> None:
+    """As where the network has lost the connection, or something hangs on the way."""
+    held: list[Route] = []
+    seen.page.route("**/dashboard/events", lambda route: held.append(route))
+    seen.page.reload()
+    seen.expect_state("Connecting")
+    expect(seen.page.get_by_text("Nothing comes from the gateway. Trying again.")).to_be_visible()
+    assert held
+    seen.page.unroute("**/dashboard/events")
+    seen.expect_state("Live")
 
 
 def test_a_key_is_kept_for_the_tab_until_it_is_forgotten(seen: Watched) -> None:

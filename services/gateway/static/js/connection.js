@@ -11,6 +11,7 @@ export class Connection {
   #query;
   #isRestarted = false;
   #failures = 0;
+  #watchdog = 0;
   #aborting = new AbortController();
 
   // keys: { current(), headers(), ask(wasRefused) }. query(): what of the stack is asked for. onState gets
@@ -55,11 +56,19 @@ export class Connection {
     this.#aborting.abort(why);
   }
 
+  // Something has to come from now on.
+  #expect() {
+    clearTimeout(this.#watchdog);
+    this.#watchdog = setTimeout(() => this.#abort("nothing comes from the gateway"), SILENT_MS);
+  }
+
   // Until the stream ends: why, or null where it is to be tried again at once.
   async #read() {
     const key = this.#keys.current();
     this.#aborting = new AbortController();
-    const answer = await fetch(`dashboard/events${this.#query()}`, { headers: this.#keys.headers(), signal: this.#aborting.signal, cache: "no-store" });
+    const asked = { headers: this.#keys.headers(), signal: this.#aborting.signal, cache: "no-store" };
+    this.#expect();
+    const answer = await fetch(`dashboard/events${this.#query()}`, asked).finally(() => clearTimeout(this.#watchdog));
     if (answer.status === 401) {
       this.#onState("key", "");
       await this.#keys.ask(Boolean(key));
@@ -72,14 +81,9 @@ export class Connection {
 
   async #readEvents(reader) {
     let pending = "";
-    let watchdog = 0;
-    const expect = () => {
-      clearTimeout(watchdog);
-      watchdog = setTimeout(() => this.#abort("nothing comes from the gateway"), SILENT_MS);
-    };
     try {
       for (;;) {
-        expect();
+        this.#expect();
         const { value, done } = await reader.read();
         if (done) return;
         const events = (pending + value).split("\n\n");
@@ -87,7 +91,7 @@ export class Connection {
         for (const event of events) this.#take(event);
       }
     } finally {
-      clearTimeout(watchdog);
+      clearTimeout(this.#watchdog);
     }
   }
 
