@@ -48,15 +48,15 @@ class Choices:
             [len(each.prompt_token_ids) if index % n else 0 for index, each in enumerate(requests)]
         )
         generations: list[Generation] = []
-        choices = cls(tracker, generations, n)
+        choices, num_given = cls(tracker, generations, n), 0
         try:
             for index, (request, share) in enumerate(zip(requests, shares, strict=True)):
                 if index and index % NUM_AT_ONCE == 0:
                     await asyncio.sleep(0)
-                num_together = 0 if index else len(requests)
+                num_together, num_given = 0 if index else len(requests), index + 1
                 generations.append(await tracker.submit(request, sender, share, num_together))
         except BaseException:
-            for share in shares[len(generations) + 1 :]:
+            for share in shares[num_given:]:
                 share.fail()
             await choices.aclose()
             raise

@@ -46,6 +46,21 @@ async def test_others_have_their_turn_while_many_choices_are_sent_and_stopped(fr
     assert (kinds.count(GenerateRequest), kinds.count(AbortRequests), front.tracker.num_live) == (NUM, NUM, 0)
 
 
+@pytest.mark.parametrize("num_turns", [1, 2, 3])
+async def test_one_that_is_stopped_while_its_choices_are_sent_owes_nothing(
+    front: Front, peer: Peer, num_turns: int
+) -> None:
+    request = replace(REQUEST, other_prompts=[REQUEST.prompt_token_ids] * (NUM - 1))
+    reservation = Reservation(None, 0)
+    sending = asyncio.ensure_future(Choices.submit(front.tracker, request, Sender("client"), reservation))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    assert 0 < front.tracker.num_live < NUM
+    sending.cancel()
+    await asyncio.wait((sending,))
+    assert sending.cancelled() and (front.tracker.num_live, reservation.num_running) == (0, 0)
+
+
 async def test_others_have_their_turn_while_many_requests_are_sent_again(front: Front, peer: Peer) -> None:
     generations = [await front.submit() for _ in range(NUM)]
     second = await alive(Peer(peer.bus, "executor-1"), front)
