@@ -90,8 +90,10 @@ class Slo:
 
 
 def parse_slos(text: str) -> list[Slo]:
-    """Separated by commas or semicolons; none for an empty text. Raises SloError with what to write instead."""
-    return [parse_slo(expr.strip()) for expr in SEPARATORS.split(text) if expr.strip()]
+    """Separated by commas or semicolons, each once; none for an empty text. Raises SloError with what to write
+    instead."""
+    exprs = dict.fromkeys(expr.strip() for expr in SEPARATORS.split(text))
+    return [parse_slo(expr) for expr in exprs if expr]
 
 
 def parse_slo(expr: str) -> Slo:

@@ -80,6 +80,7 @@ def test_several_slos_in_one_text() -> None:
     expected = ["ttft_p99<=800ms", "tbt_mean <= 1.05x", "tpot_p50<50ms"]
     assert [slo.expr for slo in parse_slos(" ttft_p99<=800ms, tbt_mean <= 1.05x;; tpot_p50<50ms,")] == expected
     assert parse_slos(" ") == []
+    assert [slo.expr for slo in parse_slos("ttft_p99<=1s,tbt_p99<=1s, ttft_p99<=1s")] == ["ttft_p99<=1s", "tbt_p99<=1s"]
 
 
 @pytest.mark.parametrize("metric", ["ttft", "tbt", "tpot", "normalized_latency"])
