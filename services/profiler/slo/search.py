@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from loadgen.errors import WorkloadError
 from loadgen.report.metrics import LatencySamples
 from loadgen.report.outcome import PhaseOutcome
 from loadgen.report.report import OfflineReport, OnlineReport
@@ -142,8 +143,10 @@ class SloSearch:
         return None if index is None else self._grid.value(index)
 
     def tell(self, value: float, outcome: TrialOutcome) -> None:
-        """The outcome of ``next_value``."""
+        """The outcome of ``next_value``. Raises WorkloadError where online requests have nothing that an SLO is of:
+        whether it can be kept such a workload does not say."""
         if self._online_only is None:
+            self._require_figures(outcome.online)
             self._online_only = outcome
             self.trials.append(self._judge(value, outcome))
         else:
@@ -163,6 +166,14 @@ class SloSearch:
         found = (self.knob, self.value, self.reachable, self.best, list(self.trials))
         exprs, run = [slo.expr for slo in self._slos], (workload, runs_on, profiled_at_s, model_revision, why)
         return SloProfileRecord(profile_key, exprs, *found, *run)
+
+    def _require_figures(self, online: OnlineReport) -> None:
+        lacking = [slo.expr for slo in self._slos if online.completed and slo.value_ms(online) is None]
+        if lacking:
+            raise WorkloadError(
+                f"the online requests have no figure for {', '.join(lacking)}: an answer of one token has no time "
+                "between tokens"
+            )
 
     def _judge(self, value: float, outcome: TrialOutcome) -> Trial:
         return outcome.judge(value, self._slos, self._online_only or outcome)

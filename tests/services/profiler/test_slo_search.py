@@ -4,10 +4,12 @@ import math
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.errors import WorkloadError
 from loadgen.report.slo import Slo, parse_slo
 from services.profiler.slo.keeper import why_unreachable
 from services.profiler.slo.search import EXTRA_RUNS, LOOK_BEYOND, Grid, SloSearch, Span, TrialOutcome
@@ -129,6 +131,18 @@ def test_what_fails_without_offline_work_is_infinitely_late(expr: str) -> None:
     why = f"{expr} (no figure), 2 of 100 online requests failed"
     assert answer(record) == f"cannot be kept even without offline work: {why}"
     assert why_unreachable(record) == f"not kept even without offline work: {why}"
+
+
+@pytest.mark.parametrize("expr", ["tbt_p99<=20ms", "tbt_mean<=1.5x"])
+def test_requests_without_what_an_slo_is_of_say_nothing_of_it(expr: str) -> None:
+    """They are no reason to keep offline work out."""
+    outcome = make_outcome(10)
+    one_token_each = replace(outcome, online=msgspec.structs.replace(outcome.online, tbt_ms=None))
+    trials = FunctionTrials(lambda value: one_token_each, SPAN)
+    with pytest.raises(WorkloadError, match=f"no figure for {expr}"):
+        search_slos(trials, slos("ttft_p99<=1s", expr))
+    assert trials.ran == [0.0]
+    assert search_slos(FunctionTrials(lambda value: one_token_each, SPAN), slos("ttft_p99<=1s")).value == VALUES[-1]
 
 
 def test_as_many_failures_as_a_percentile_leaves_out_keep_it() -> None:

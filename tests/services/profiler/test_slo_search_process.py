@@ -98,6 +98,9 @@ async def test_cancelling_ends_the_process() -> None:
 async def test_a_search_that_cannot_be_says_why() -> None:
     with pytest.raises(SearchError, match="preset online-only has neither"):
         await search_aside(job(10, preset="online-only"))
+    one_token_each = msgspec.structs.replace(job(2), requests=[(0.0, 100, 1), (0.5, 100, 1)])
+    with pytest.raises(SearchError, match="no figure for tbt_mean<=30ms: an answer of one token"):
+        await search_aside(one_token_each)
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux bounds the files of another process")
