@@ -181,10 +181,10 @@ class BatchOutputs:
             await self._tools.files.delete(file.name)
             await self._tools.objects.delete(file.name)
             return None
-        await file.check()
         await file.describe()
         lifetime_s = self._record.output_expires_after_s
         await self._show(file, None if lifetime_s is None else now_s + lifetime_s)
+        await file.check()  # at last: both would be there again without its bytes
         return file.name
 
     async def _show(self, file: GrowingObject, expires_s: int | None) -> None:

@@ -20,7 +20,7 @@ from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.files import BatchOutputs
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.manager import BatchManager
-from shared.bus import Bus
+from shared.bus import Bus, GrowingObject
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
 from shared.protocol import subjects
@@ -195,6 +195,23 @@ async def test_a_client_deletes_the_output_after_its_last_line(desk: Desk) -> No
     assert (record.status, counts.completed, counts.failed) == ("cancelled", 2, 0)
     assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["a", "b"]
     assert set(await desk.results(record)) == set("abc")
+
+
+async def test_a_client_deletes_the_output_while_it_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_id = await desk.submit([chat_line("a")])
+    describe, num_described = GrowingObject.describe, 0
+
+    async def describe_late(file: GrowingObject) -> None:
+        nonlocal num_described
+        num_described += 1
+        if num_described == 2:  # the first was with its only line
+            await desk.files.delete("file-1-output")
+            await desk.objects.delete("file-1-output")
+        await describe(file)
+
+    monkeypatch.setattr(GrowingObject, "describe", describe_late)
+    async with desk.running():
+        await assert_complete(desk, await desk.until_cleared(batch_id), ["a"])
 
 
 async def test_killed_between_a_piece_of_the_output_and_its_record(desk: Desk, clock: ManualClock) -> None:
