@@ -136,7 +136,8 @@ class BudgetState(BudgetRecord, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """``model``: what is shown; ``models``: what can be, as clients call it. ``preset`` is None where the
     offline-queue has not answered. ``order``: figures of the offline order about what waits, by name; may be empty.
-    ``unwell``: what is wrong, in words."""
+    ``unwell``: what is wrong, in words. ``num_open`` and ``lines_left`` are of all batches, whoever sees which;
+    ``left_s``: how long these lines take, None where that is not known."""
 
     unix_s: float
     model: str
@@ -146,7 +147,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     unwell: list[str]
     executors: list[ExecutorState]
     online: dict[str, LatencyState]  # by metric: ttft, tbt, tpot, e2e
+    num_open: int
     lines_left: int
+    left_s: float | None
     batches: list[BatchState]
     ended: list[BatchState]
     budgets: list[BudgetState]  # of the kinds of executors that live
@@ -159,6 +162,7 @@ def snapshot_of(part: Part, parts: Parts, answers: StackAnswers, http: HttpState
     view, told = part.watch.view(clock.monotonic_s()), answers.of_model(part.model)
     profile_keys = {executor.beat.info.profile_key for executor in view.executors}
     online = {name: getattr(view.online, f"{name}_ms") for name in ("ttft", "tbt", "tpot", "e2e")}
+    lines_left, lines_per_s = part.watch.lines_left(), sum(each.lines_per_s or 0.0 for each in view.batches)
     return Snapshot(
         unix_s=clock.unix_s(),
         model=part.label,
@@ -168,7 +172,9 @@ def snapshot_of(part: Part, parts: Parts, answers: StackAnswers, http: HttpState
         unwell=answers.unwell,
         executors=[ExecutorState.of(executor, parts) for executor in view.executors],
         online={name: LatencyState.of(histogram) for name, histogram in online.items()},
-        lines_left=part.watch.lines_left(),
+        num_open=len(view.batches),
+        lines_left=lines_left,
+        left_s=lines_left / lines_per_s if lines_left and lines_per_s else None,
         batches=_open(view.batches, parts),
         ended=_ended(view.ended, parts),
         budgets=[BudgetState.of(record, answers) for key, record in view.budgets.items() if key in profile_keys],

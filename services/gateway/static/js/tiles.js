@@ -86,9 +86,8 @@ function orderNote({ compute_density: density, output_length_error: error }) {
 }
 
 function queueTile(now) {
-  const open = now.batches.length;
-  const rates = now.batches.map((batch) => batch.lines_per_s ?? 0).reduce((total, rate) => total + rate, 0);
-  const left = rates && now.lines_left ? `, about ${duration(now.lines_left / rates)}` : "";
+  const open = now.num_open;
+  const left = now.left_s === null ? "" : `, about ${duration(now.left_s)}`;
   const note = open ? `${open} open ${open === 1 ? "batch" : "batches"}${left}${orderNote(now.order)}` : "no open batch";
   return { value: count(now.lines_left), unit: now.lines_left === 1 ? "line" : "lines", note };
 }

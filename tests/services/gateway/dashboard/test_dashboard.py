@@ -24,6 +24,7 @@ from services.gateway.dashboard.questions import StackQuestions
 from services.gateway.dashboard.snapshot import ExecutorState
 from services.gateway.http.errors import Refusal
 from services.gateway.http.tally import HttpTally
+from services.gateway.tenants import Tenant
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
@@ -205,6 +206,27 @@ async def test_everybody_gets_the_same_snapshot_and_who_missed_one_gets_all(hub:
         late_number, late = await next_of(hub, number - 2)
         assert late_number == number and late["columns"] and late["now"] == third["now"]
         assert len(late["rows"]) > len(third["rows"]) > 0
+
+
+async def test_how_long_all_lines_take_is_the_same_for_who_sees_few_of_them(bus: Bus, hub: DashboardHub) -> None:
+    batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+    owners = {"batch_1": "quick", "batch_2": "slow"}
+    for done in (0, 30):
+        for each, owner in owners.items():
+            counts = RequestCounts(50, done if owner == "quick" else 0)
+            await batches.put(each, batch(id=each, owner=owner, request_counts=counts))
+        await until(lambda: hub.lines_left() == 100 - done)  # noqa: B023 (over within the turn)
+    shown = {}
+    async with hub.viewer():
+        for owner in ("", "slow"):
+            event = await asyncio.wait_for(hub.next_event(0, Tenant(owner, is_admin=not owner)), 10)
+            assert event is not None
+            shown[owner] = data_of(event[1])["now"]
+    everything, own = shown[""], shown["slow"]
+    ids = [[each["id"] for each in now["batches"]] for now in (everything, own)]
+    assert ids == [["batch_1", "batch_2"], ["batch_2"]]
+    assert (own["num_open"], own["lines_left"], own["left_s"]) == (2, 70, everything["left_s"])
+    assert not own["batches"][0]["lines_per_s"] and own["left_s"] > 0
 
 
 async def test_nobody_is_asked_while_nobody_looks(bus: Bus, hub: DashboardHub) -> None:
