@@ -230,6 +230,17 @@ def test_charts_go_back_an_hour_and_a_day(seen: Watched) -> None:
     assert page.evaluate("violations") == [] and page.locator("#range-problem").inner_text() == ""
 
 
+def test_what_went_wrong_with_one_range_is_not_said_of_another(seen: Watched) -> None:
+    seen.page.route("**/dashboard/history/hour", lambda route: route.abort())
+    seen.page.get_by_role("button", name="1 h", exact=True).click()
+    problem = seen.page.locator("#range-problem")
+    expect(problem).to_have_text("The gateway cannot be reached.")
+    seen.page.get_by_role("button", name="5 min", exact=True).click()
+    expect(problem).to_have_text("")
+    seen.page.unroute("**/dashboard/history/hour")
+    seen.complaints.clear()  # the browser's own, of the request that did not come through
+
+
 def test_an_executor_is_drained_after_a_question(rig: GatewayRig, seen: Watched) -> None:
     page = seen.page
     executors = page.get_by_role("table", name="Executors")

@@ -46,6 +46,7 @@ export class Ranges {
   #choose(range) {
     this.range = range;
     this.#tell();
+    setText(byId("range-problem"), "");
     clearInterval(this.#timer);
     if (range.periodMs) {
       this.#timer = setInterval(() => document.hidden || this.#ask(range), range.periodMs);
@@ -64,11 +65,11 @@ export class Ranges {
     const url = `dashboard/history/${range.name}${query}`;
     const answer = await fetch(url, { headers: this.#keys.headers() }).catch(() => null);
     const problem = answer === null ? "The gateway cannot be reached." : answer.ok ? "" : await problemOf(answer);
+    const rows = problem ? null : await answer.json();
+    if (range !== this.range || query !== this.#query()) return;
     setText(byId("range-problem"), problem);
-    if (problem) return;
-    const rows = await answer.json();
-    if (query !== this.#query()) return;
+    if (rows === null) return;
     this.#histories.get(range).take(rows);
-    if (range === this.range) this.#onChange();
+    this.#onChange();
   }
 }
