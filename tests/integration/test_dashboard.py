@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,17 @@ def test_what_went_wrong_with_one_range_is_not_said_of_another(seen: Watched) ->
     expect(problem).to_have_text("")
     seen.page.unroute("**/dashboard/history/hour")
     seen.complaints.clear()  # the browser's own, of the request that did not come through
+
+
+def test_a_batch_of_another_day_has_its_date(rig: GatewayRig, chrome: Browser) -> None:
+    batch_id = submit(rig, 1, 2)
+    with watched(chrome, rig.url) as open_for_days:
+        row = open_for_days.batch(batch_id)
+        expect(row).to_contain_text("completed")
+        day = open_for_days.page.evaluate("new Date().toLocaleDateString()")
+        expect(row).not_to_contain_text(day)
+        open_for_days.page.clock.set_fixed_time(datetime.now(UTC) + timedelta(days=2))
+        expect(row).to_contain_text(re.compile(rf"since {day} \d\d:.*ended {day} \d\d:"))
 
 
 def test_an_executor_is_drained_after_a_question(rig: GatewayRig, seen: Watched) -> None:

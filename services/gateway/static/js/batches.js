@@ -2,7 +2,7 @@
 
 import { byId, element, KeyedList, row, setAttribute, setText } from "./dom.js";
 import { FileLink } from "./file_link.js";
-import { clock, count, duration, figure, UNKNOWN } from "./format.js";
+import { clockAndDay, count, duration, figure, UNKNOWN } from "./format.js";
 import { OrderDialog } from "./order_dialog.js";
 
 const LABELS = ["Batch", "Status", "Lines done", "Failed", "Lines/s", "Left", ""];
@@ -35,10 +35,11 @@ function createRow(batch, { keys, access, cancel }) {
   const [name, status, progress, failed, rate, left, action] = cells;
   const { name: title, ...others } = batch.metadata ?? {};
   const whose = batch.model ? [batch.model] : [];
-  const about = [...whose, `${batch.endpoint}, since ${clock(batch.created_at)}`, ...Object.entries(others).map((pair) => pair.join(": "))];
+  const told = Object.entries(others).map((pair) => pair.join(": "));
+  const about = element("small");
   const [why, results, errors] = [element("small", "why"), new FileLink("Results", keys), new FileLink("Errors", keys)];
   if (title) name.append(element("strong", "", title), " ");
-  name.append(element("code", "", batch.id), element("small", "", about.join("; ")), why);
+  name.append(element("code", "", batch.id), about, why);
   const [bar, done] = [element("progress"), element("small", "figures")];
   progress.append(bar, done);
   const button = element("button", "quiet", "Cancel");
@@ -50,6 +51,7 @@ function createRow(batch, { keys, access, cancel }) {
   const update = (fresh) => {
     newest = fresh;
     node.classList.toggle("ended", fresh.ended_at !== null);
+    setText(about, [...whose, `${fresh.endpoint}, since ${clockAndDay(fresh.created_at)}`, ...told].join("; "));
     setText(status, fresh.status.replace("_", " "));
     setAttribute(status, "class", fresh.status === GOOD ? "good" : BAD.includes(fresh.status) ? "bad" : "");
     bar.max = fresh.total || 1;
@@ -71,7 +73,7 @@ function createRow(batch, { keys, access, cancel }) {
 }
 
 function leftOf(batch) {
-  if (batch.ended_at !== null) return `ended ${clock(batch.ended_at)}`;
+  if (batch.ended_at !== null) return `ended ${clockAndDay(batch.ended_at)}`;
   return batch.left_s === null ? UNKNOWN : `about ${duration(batch.left_s)}`;
 }
 
