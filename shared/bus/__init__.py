@@ -37,9 +37,10 @@ class Bus(LiveMessages, Streams):
     async def bucket(self, name: str, record_type: type[T], max_age_s: float | None = None) -> Bucket[T]:
         """The KV bucket, created where absent. ``max_age_s``: so long after its last change the server keeps a record,
         also one that is there already; None leaves that as it is, and a new one keeps its records for ever."""
-        kv = await self.through_reconnects(partial(self._key_value, name, max_age_s))
+        make = partial(self._key_value, name, max_age_s)
+        kv = await self.through_reconnects(make)
         check_cancelled()
-        return Bucket(self, kv, name, record_type)
+        return Bucket(self, kv, name, record_type, make)
 
     async def objects(self) -> Objects:
         """The object bucket, created where absent."""

@@ -39,8 +39,12 @@ class Entry(Generic[T]):
 class Bucket(Generic[T]):
     """A KV bucket whose values are records of one type."""
 
-    def __init__(self, streams: Streams, kv: KeyValue, name: str, record_type: type[T]) -> None:
+    def __init__(
+        self, streams: Streams, kv: KeyValue, name: str, record_type: type[T], make: Callable[[], Awaitable[object]]
+    ) -> None:
+        """``make``: create it on the server where it is absent."""
         self._streams = streams
+        self._make = make
         self._kv = kv
         self._type = record_type
         self._stream = f"KV_{name}"
@@ -207,6 +211,9 @@ class Bucket(Generic[T]):
         with failing_as(f"write {key}"):
             try:
                 return await writing
+            except nats.js.errors.NoStreamResponseError:  # the server may have lost all that it stored
+                await self._make()
+                raise
             except nats.js.errors.APIError as error:
                 is_late = isinstance(error, nats.js.errors.KeyWrongLastSequenceError)
                 if is_late or error.err_code == WRONG_LAST_SEQUENCE:
