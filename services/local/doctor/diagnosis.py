@@ -16,7 +16,7 @@ from services.local.doctor import machine_checks, stack_checks
 from services.local.doctor.bus_checks import bus_checks
 from services.local.doctor.check import Check, State, failed, ok
 from services.local.doctor.model_checks import ModelChecks
-from services.local.stack.catalogue import STACK_SETTINGS, all_values, gateway_access, read_config, stack_options
+from services.local.stack.catalogue import STACK_SETTINGS, gateway_access, stack_options
 from services.local.stack.gpu_pinning import VISIBLE, DeviceShare, device_of, shares_of_models
 from services.local.stack.machine import gpus
 from services.local.stack.options import StackOptions
@@ -48,12 +48,11 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
     """With the options that ``slackwater up`` would have. Where those are at fault, with the defaults."""
     try:
         options = stack_options(given, config, environ)
-        values = all_values(read_config(config, environ), environ)
-        device = str(values["executor"]["device"].value)
+        devices = [device_of(model, environ) for model in options.models]
         gateway = gateway_access(options, environ)
         configured = ok("config", str(options.config_file or "no file"))
     except ConfigError as error:
-        options, device, gateway = StackOptions(), "auto", GatewaySettings(model_path="")
+        options, devices, gateway = StackOptions(), ["auto"], GatewaySettings(model_path="")
         configured = failed("config", str(error), "correct it; slackwater config show tells what holds")
     there = gpus()
     models = [ModelChecks(model) for model in options.models]
@@ -61,13 +60,14 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
     weights_bytes = sum(model.options.executors * model.weights_bytes for model in models)
     engines = [model.engine for model in options.models]
     engine = next((each for each in engines if each == "vllm"), engines[0])
+    gpu = [machine_checks.gpu_check(there, *each) for each in zip(devices, engines, strict=True)]
     checks = [
         configured,
         stack_checks.environment_check(environ),
         machine_checks.python_check(),
         machine_checks.cores_check(),
         machine_checks.memory_check(weights_bytes // num_executors, num_executors),
-        machine_checks.gpu_check(there, device, engine),
+        max(gpu, key=lambda check: list(State).index(check.state)),
         machine_checks.packages_check(),
         machine_checks.triton_check(bool(there)),
         machine_checks.vllm_check(engine, bool(there)),

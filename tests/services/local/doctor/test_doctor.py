@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from services.executor.prepare_model import DEFAULT_MODEL, MANIFEST, find_prepared
 from services.local.cli import app
-from services.local.doctor import machine_checks, stack_checks
+from services.local.doctor import diagnosis, machine_checks, stack_checks
 from services.local.doctor.bus_checks import BusFacts, bus_checks, copies_check
 from services.local.doctor.check import State
 from services.local.doctor.model_checks import ModelChecks
@@ -153,6 +153,17 @@ def test_without_a_gpu_only_a_stack_that_asks_for_one_fails() -> None:
     asked = (("auto", "torch"), ("cuda", "sim"), ("cuda", "torch"), ("cuda:1", "torch"))
     states = [machine_checks.gpu_check([], device, engine).state for device, engine in asked]
     assert states == [OK, OK, FAILED, FAILED]
+
+
+def test_the_gpu_that_one_of_several_models_asks_for_is_missed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "gpus", list)
+    (folder / "slackwater.toml").write_text(
+        f'[[models]]\nmodel = "{DEFAULT_MODEL}"\nname = "large"\nengine = "sim"\n'
+        f'[[models]]\nmodel = "{DEFAULT_MODEL}"\nname = "small"\n[models.executor]\ndevice = "cuda"\n'
+    )
+    status, stdout = doctor("--json", "--port", str(free_port()))
+    (gpu,) = (check for check in json.loads(stdout)["checks"] if check["name"] == "gpu")
+    assert (status, gpu["state"], gpu["found"]) == (1, "failed", "none")
 
 
 @pytest.mark.skipif(not version("torch").endswith("+cpu"), reason="of a torch that is built for CPUs")
