@@ -21,7 +21,7 @@ class Attached:
     is_to_tell: bool = True  # what it holds: it has said nothing yet, or something was lost
     has_spoken: bool = True  # since its last heartbeat, of its steps or of what it holds without one
     was_asked: bool = False  # since then, for what is not known of it
-    lost: list[str] = field(default_factory=list)  # what it held when it fell silent
+    lost: list[str] = field(default_factory=list)  # what it held when it fell silent, until it says what it holds
     subscriptions: list[Subscription] = field(default_factory=list)
 
     def update(self, info: ExecutorInfo) -> bool:

@@ -142,6 +142,7 @@ class ExecutorDesk:
             abort = scheduler.on_step(message)
             if message.epoch == info.epoch:
                 attached.is_to_tell, attached.has_spoken = False, True
+                attached.lost.clear()
             self._due.on_word(info.executor_id)
             if abort is not None:
                 await self._bus.publish_or_drop(subjects.inbox(info.executor_id), abort)
@@ -157,7 +158,7 @@ class ExecutorDesk:
         logger.info("executor attached", extra={"executor_id": info.executor_id, "epoch": info.epoch})
 
     async def _detach(self, executor_id: str) -> list[str]:
-        """Returns what it ran when it was last heard, each once: it may have said so again since it was silent."""
+        """Returns what it ran when it last said so, each once: it may have been given it again."""
         attached = self._attached.pop(executor_id)
         self._await_others()
         for subscription in attached.subscriptions:
@@ -192,7 +193,6 @@ class ExecutorDesk:
         if attached is not None and attached.scheduler.info.epoch == info.epoch:
             attached.seen_s = self._clock.monotonic_s()
             was_silent, attached.is_silent = attached.is_silent, False
-            attached.lost.clear()
             was_taking, attached.scheduler.takes_requests = attached.scheduler.takes_requests, not heartbeat.draining
             if attached.update(info) or was_taking == heartbeat.draining or was_silent:
                 self._due.on_work()
@@ -228,7 +228,7 @@ class ExecutorDesk:
     def _give_up(self, attached: Attached, why: str) -> None:
         executor_id = attached.scheduler.info.executor_id
         attached.is_silent = True
-        attached.lost = self._pool.release(executor_id)
+        attached.lost += self._pool.release(executor_id)
         self._due.on_work()  # others may act as something else from here on
         logger.warning("executor is silent", extra={"executor_id": executor_id, "why": why})
 

@@ -25,11 +25,19 @@ async def come_back(bus: Bus, peer: Peer) -> None:
 
 
 @pytest.mark.usefixtures("offline_queue")
-async def test_who_was_silent_and_spoke_again_before_its_end_has_lost_its_requests_once(
-    bus: Bus, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "speaks", ["not", "of what it holds", "of itself alone", "of itself alone, and is silent again"]
+)
+async def test_who_was_silent_before_its_end_has_lost_its_requests_once(
+    bus: Bus, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, speaks: str
 ) -> None:
-    def has_said(event: str) -> bool:
-        return event in [record.getMessage() for record in caplog.records]
+    def num_said(event: str) -> int:
+        return [record.getMessage() for record in caplog.records].count(event)
+
+    async def be_silent(times: int) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr("services.offline_queue.executor_desk.SILENCE_S", 0.1)
+            await until(lambda: num_said("executor is silent") == times)
 
     caplog.set_level("INFO")
     batch_id = await desk.submit([chat_line("a")])
@@ -38,11 +46,14 @@ async def test_who_was_silent_and_spoke_again_before_its_end_has_lost_its_reques
     await peer.plan_with(request_id)
     await peer.tell(request_id)
     await ask(bus, FlexHeld(GATEWAY, []))  # answered when what it said is heard
-    with monkeypatch.context() as patched:
-        patched.setattr("services.offline_queue.executor_desk.SILENCE_S", 0.1)
-        await until(lambda: has_said("executor is silent"))
-    await peer.tell(request_id)
+    await be_silent(times=1)
+    if speaks == "of what it holds":
+        await peer.tell(request_id)
+    elif speaks != "not":
+        await peer.beat()
     await ask(bus, FlexHeld(GATEWAY, []))
+    if speaks.endswith("again"):
+        await be_silent(times=2)
     await come_back(bus, peer)
-    await until(lambda: [record.getMessage() for record in caplog.records].count("executor attached") == 2)
+    await until(lambda: num_said("executor attached") == 2)
     assert await failures_of(desk, batch_id) == ["executor executor-0 was lost"]
