@@ -10,7 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.local.stack.machine import free_port
 from tests.integration.conftest import MODEL, STOP_S, LocalStack, is_running
+from tests.programs import run_slackwater
 from tests.services.gateway.gateway_rig import READY_S, wait_until
 
 SERVICES = ("nats-server", "predictor", "profiler", "offline-queue", "executor-0", "gateway")
@@ -58,6 +60,8 @@ def test_a_second_stack_on_its_bus_is_refused(sim_stack: LocalStack, tmp_path: P
         second.spawn()
         assert second.supervisor.wait(60) == 1
         assert "another stack is on this bus" in second.stderr()
+        found = run_slackwater("doctor", "--engine", "sim", "--port", str(free_port()), "--config", "", *bus)
+        assert found.returncode == 1 and "another stack is on this bus: predictor" in found.stdout
     finally:
         second.close()
     source, output = write_batch(tmp_path / "in.jsonl", 20), tmp_path / "out.jsonl"

@@ -1,14 +1,19 @@
 """What ``slackwater doctor --nats URL`` finds of a bus that is there: who is let in, and what it can lose."""
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from services.gateway.settings import is_loopback
 from services.local.doctor.check import Check, failed, ok, warning
-from services.local.stack.data_dir import bus_at
+from services.local.stack.data_dir import DataDir, bus_at
+from services.local.stack.gpu_pinning import DeviceShare
 from services.local.stack.options import StackOptions
+from services.local.stack.readiness import taken_names
+from services.local.stack.service_commands import ModelPlace, service_commands
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
 from shared.errors import SlackwaterError, StackError
@@ -36,7 +41,7 @@ def bus_checks(options: StackOptions) -> list[Check]:
         return [failed("nats", str(error), f"start it, or correct --nats {options.nats} and --nats-creds")]
     servers = f"{facts.num_servers} server{'s' * (facts.num_servers != 1)}"
     there = f"{options.nats} answers: {servers} with JetStream"
-    return [ok("nats", there), *_access(address), copies_check(facts), _services(facts)]
+    return [ok("nats", there), *_access(address), copies_check(facts), services_check(facts, _names(options))]
 
 
 def copies_check(facts: BusFacts) -> Check:
@@ -49,6 +54,14 @@ def copies_check(facts: BusFacts) -> Check:
     if least == 1:
         return ok("bus-copies", "1: what its server's disk loses is lost")
     return ok("bus-copies", f"{least} of each of {len(facts.copies)} streams")
+
+
+def services_check(facts: BusFacts, names: Sequence[str]) -> Check:
+    """Who answers is of no other stack. ``names``: of the services that are to start."""
+    if taken := taken_names(facts.services, names):
+        found = f"another stack is on this bus: {', '.join(taken)} answered"
+        return failed("bus-services", found, "stop that stack, or give each a bus of its own")
+    return ok("bus-services", ", ".join(facts.services) or "none answers yet")
 
 
 def _access(address: BusAddress) -> list[Check]:
@@ -69,8 +82,11 @@ def _access(address: BusAddress) -> list[Check]:
     return [ok("bus-access", f"encrypted; {address.creds} opens it for every role")]
 
 
-def _services(facts: BusFacts) -> Check:
-    return ok("bus-services", ", ".join(facts.services) or "none answers yet")
+def _names(options: StackOptions) -> list[str]:
+    """Of the services that a stack of these options would start."""
+    places = [ModelPlace(each, Path(), [DeviceShare(0)] * each.executors) for each in options.models]
+    commands = service_commands(DataDir(options.data_dir), BusAddress(options.nats), places)
+    return [command.name for command in commands]
 
 
 def _is_let_in(address: BusAddress) -> bool:

@@ -1,6 +1,6 @@
 """When a stack is ready: the gateway says so, every service answers, and the latency profile is there."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import httpx
 
@@ -21,13 +21,17 @@ PROFILE_LACKING = {  # states in which the stack serves without one, and why the
 
 
 async def require_own_bus(bus: Bus, names: Collection[str]) -> None:
-    """Raises StackError where services of these names are there already; only gateways may be several."""
-    answers = await ping_all(bus)
-    if taken := [name for name in names if name in answers and name != "gateway"]:
+    """Raises StackError where services of these names are there already."""
+    if taken := taken_names(await ping_all(bus), names):
         raise StackError(
             f"another stack is on this bus: {', '.join(taken)} answered. To add an executor to it: "
             "python -m services.executor --nats URL --executor-id ID --model-path FOLDER"
         )
+
+
+def taken_names(there: Collection[str], names: Iterable[str]) -> list[str]:
+    """Of a stack's services that are to start those whose names others have; only gateways may be several."""
+    return [name for name in names if name in there and name != "gateway"]
 
 
 async def wait_ready(bus: Bus, url: str, names: Collection[str], progress: Progress) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from services.executor.prepare_model import DEFAULT_MODEL, MANIFEST, find_prepared
 from services.local.cli import app
 from services.local.doctor import diagnosis, machine_checks, stack_checks
-from services.local.doctor.bus_checks import BusFacts, bus_checks, copies_check
+from services.local.doctor.bus_checks import BusFacts, bus_checks, copies_check, services_check
 from services.local.doctor.check import State
 from services.local.doctor.model_checks import ModelChecks
 from services.local.stack.data_dir import DataDir, StackFile
@@ -232,6 +232,13 @@ def test_a_given_bus_must_answer(nats_url: str) -> None:
 def test_copies_are_those_that_streams_have(replicas: int, copies: dict[str, int], state: State, found: str) -> None:
     check = copies_check(BusFacts(1, replicas, copies, []))
     assert (check.state, check.found) == (state, found)
+
+
+def test_another_stack_on_the_bus_is_in_the_way_but_for_its_gateways() -> None:
+    names = ["predictor", "executor-0", "gateway"]
+    checks = [services_check(BusFacts(1, 1, {}, there), names) for there in (["gateway"], ["executor-0", "gateway"])]
+    assert [check.state for check in checks] == [OK, FAILED]
+    assert checks[1].found == "another stack is on this bus: executor-0 answered"
 
 
 def test_a_running_stacks_directory_is_taken(tmp_path: Path) -> None:
