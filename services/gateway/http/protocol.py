@@ -14,6 +14,7 @@ from services.gateway.settings import GatewaySettings
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024  # beyond it an answer waits for its client; it goes on when a quarter is left
+READ_BYTES, READ_SHARE = 48 * 1024, 0.1  # at least so many, and so much of what waits, have to be taken in time
 MAX_SENT_AHEAD = 8  # requests on one connection; with more it is not read until the first of them is answered
 HEADER_LINE_BYTES = 4  # of a header besides its name and value
 
@@ -48,8 +49,8 @@ class HeadTooLargeError(Exception):
 
 class HttpProtocol(HttpToolsProtocol):
     """A request's line and headers are bounded, together, and have to come in time. An answer that waits for its client
-    for ``write_timeout_s``, or is not taken to its end for so long, ends the connection: what was to be written is
-    dropped, and the request finds its client gone."""
+    for ``write_timeout_s``, or is not taken to its end for so long, ends the connection, unless enough of it was taken
+    meanwhile: what was to be written is dropped, and the request finds its client gone."""
 
     def __init__(self, *args: Any, settings: GatewaySettings, clients: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -57,6 +58,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._clients = clients
         self._has_entered = False
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._num_unread = 0  # bytes, when it was set
         self._head_timer: asyncio.TimerHandle | None = None
         self._in_head = False
         self._num_head_bytes = 0  # that the parser has given out
@@ -200,11 +202,17 @@ class HttpProtocol(HttpToolsProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
         if expected:
+            self._num_unread = self.transport.get_write_buffer_size()
             self._stall_timer = self.loop.call_later(self._settings.write_timeout_s, self._stalled)
 
     def _stalled(self) -> None:
         self._stall_timer = None
-        if self.flow.write_paused or (not self._is_answering and self.transport.get_write_buffer_size() > 0):
+        num_left = self.transport.get_write_buffer_size()
+        if not (self.flow.write_paused or (not self._is_answering and num_left > 0)):
+            return
+        if self._num_unread - num_left >= max(READ_BYTES, READ_SHARE * self._num_unread):
+            self._expect_reading(True)
+        else:
             logger.info("client does not read", extra={"client": self.client})
             self._clients.num_stalled += 1
             self.transport.abort()

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -101,6 +102,27 @@ def test_a_reader_that_is_merely_slow_gets_everything(rig: GatewayRig) -> None:
         while not answer.endswith(b"0\r\n\r\n"):
             answer += client.recv(2048)
     assert answer.count(b"data: ") >= 500 and b"data: [DONE]" in answer
+    assert rig.metric("slackwater_http_stalled_total") == stalled
+
+
+def test_a_large_answer_may_take_longer_than_the_timeout(rig: GatewayRig) -> None:
+    """Its client has it over a slow line."""
+    stalled = rig.metric("slackwater_http_stalled_total")
+    body = json.dumps({"model": MODEL, "input": ["a"] * 500, "encoding_format": "float"}).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with connect(rig) as client:
+        client.sendall(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        first, num_read = client.recv(1024), 0
+        length = int(first.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        for number in range(1, 5):
+            time.sleep(0.6 * WRITE_TIMEOUT_S)
+            while num_read < length * number // 5:
+                part = client.recv(64 * 1024)
+                assert part, "it is cut off"
+                num_read += len(part)
+        while part := client.recv(64 * 1024):
+            num_read += len(part)
+    assert length > 1024**2 and len(first) + num_read > length, "with its headers"
     assert rig.metric("slackwater_http_stalled_total") == stalled
 
 
