@@ -25,6 +25,8 @@ Json = dict[str, Any]
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0  # of what takes a server no time: none of it is a file, or a model's answer
+UNAUTHORIZED = 401
+KEY_HINT = "; a command sends that of SLACKWATER_API_KEY, else of OPENAI_API_KEY"
 FULL = 429
 MAY_DO_LATER = (408, FULL, 502, 503, 504)
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -222,6 +224,7 @@ def _require_success(response: httpx.Response) -> None:
         said = _error_in(body) if isinstance(body, dict) else ""
     elsewhere = f", and leads to {response.headers['Location']}" if response.has_redirect_location else ""
     said = said or f"{response.request.method} {response.request.url} answered {status}{elsewhere}"
+    said += KEY_HINT if status == UNAUTHORIZED else ""
     is_for_good = response.headers.get("x-should-retry") == "false"  # as where a key's budget is used up
     may_do_later = status in MAY_DO_LATER and not is_for_good
     raise UnavailableApiError(said, is_full=status == FULL) if may_do_later else ApiError(said)

@@ -82,10 +82,14 @@ def test_a_drain_by_url_waits_for_what_runs(rig: GatewayRig) -> None:
 
 
 def test_without_the_key_nothing_is_shown_or_drained(rig: GatewayRig) -> None:
-    for command in (("status",), ("top", "--once"), ("drain", "executor-0"), ("undrain", "executor-0")):
+    """And it is said where a command takes it from: nobody sends a header with it."""
+    taken = "; a command sends that of SLACKWATER_API_KEY, else of OPENAI_API_KEY\n"
+    for command in (("status",), ("top", "--once"), ("drain", "executor-0"), ("undrain", "executor-0"), ("chat", "Hi")):
         refused = slackwater(*command, "--url", rig.url, SLACKWATER_API_KEY="x" * 32)
         assert (refused.exit_code, refused.stdout) == (1, "")
-        assert refused.stderr == "error: the API key is not known here\n"
+        assert refused.stderr.strip("\n") == f"error: the API key is not known here{taken}".strip()
+    without = slackwater("status", "--url", rig.url, SLACKWATER_API_KEY="", OPENAI_API_KEY="")
+    assert (without.exit_code, without.stderr.endswith(f"Authorization: Bearer KEY{taken}")) == (1, True)
 
 
 def test_unknown_executors_and_servers_are_named(rig: GatewayRig) -> None:
