@@ -109,7 +109,7 @@ async def _look_for_keys(options: StackOptions, given_hash: str | None) -> tuple
 
 def _room(name: str, folder: Path, needed_gib: float, option: str) -> Check:
     """Writable, or can be made; and with so much free space."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))  # noqa: PTH110 (Path's raises)
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return failed(name, f"{there} cannot be written to", f"choose another folder with {option}")
     free_gib = shutil.disk_usage(there).free / GIB

@@ -255,6 +255,18 @@ def test_a_running_stacks_directory_is_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    os.setresuid(65534, 65534, 0)
+    try:
+        check = stack_checks.data_dir_check(closed / "data")
+    finally:
+        os.setresuid(0, 0, 0)
+    assert (check.name, check.state) == ("data-dir", FAILED) and "cannot be written to" in check.found
+
+
 def test_a_model_is_looked_for_without_making_it(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
