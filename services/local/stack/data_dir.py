@@ -82,8 +82,10 @@ class DataDir:
             raise self._unusable(error) from error
         with lock:
             if not _taken(lock, fcntl.LOCK_EX, tries=LOCK_TRIES):
-                other = f"another stack (pid {_holder_in(lock)})"
-                raise StackError(f"{other} uses {self.path}; stop it, or choose another with --data-dir")
+                holder = _holder_in(lock)
+                raise StackError(
+                    f"another stack (pid {holder}) uses {self.path}; stop it, or choose another with --data-dir"
+                )
             try:
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n".encode())
