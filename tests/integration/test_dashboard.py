@@ -175,6 +175,24 @@ def test_a_batch_is_cancelled_after_a_question(rig: GatewayRig, seen: Watched) -
     assert seen.complaints == []
 
 
+def test_a_late_answer_leaves_the_next_question_open(rig: GatewayRig, seen: Watched) -> None:
+    page, held = seen.page, list[Route]()
+    first, second = submit(rig, 3000, 200), submit(rig, 3000, 200)
+    page.route(f"**/v1/batches/{first}/cancel", lambda route: held.append(route))
+    question = page.get_by_role("dialog", name="Cancel this batch?")
+    page.get_by_role("button", name=f"Cancel {first}").click()
+    question.get_by_role("button", name="Cancel the batch").click()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name=f"Cancel {second}").click()
+    held[0].continue_()
+    expect(seen.batch(first)).to_contain_text("cancelled")
+    expect(question).to_contain_text(second)
+    question.get_by_role("button", name="Cancel the batch").click()
+    expect(seen.batch(second)).to_contain_text("cancelled")
+    expect(question).to_be_hidden()
+    page.unroute_all()
+
+
 def test_a_batch_that_cannot_be_cancelled_says_why(rig: GatewayRig, seen: Watched) -> None:
     batch_id = submit(rig, 3000, 200)
     seen.page.get_by_role("button", name=f"Cancel {batch_id}").click()

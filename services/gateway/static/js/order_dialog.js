@@ -26,20 +26,29 @@ export class OrderDialog {
   // path: where the order is posted to.
   open(path) {
     this.#path = path;
+    this.#confirm.disabled = false;
     setText(this.#problem, "");
     this.#dialog.showModal();
   }
 
+  // What an order before this one came to is nothing to the one that is asked about by then.
   async #send() {
+    const path = this.#path;
     this.#confirm.disabled = true;
+    const problem = await this.#ordered(path);
+    if (path !== this.#path) return;
+    this.#confirm.disabled = false;
+    if (problem) setText(this.#problem, problem);
+    else this.#dialog.close();
+  }
+
+  // Empty, or why it was not done.
+  async #ordered(path) {
     try {
-      const answer = await fetch(this.#path, { method: "POST", headers: this.#keys.headers() });
-      if (answer.ok) this.#dialog.close();
-      else setText(this.#problem, await problemOf(answer));
+      const answer = await fetch(path, { method: "POST", headers: this.#keys.headers() });
+      return answer.ok ? "" : await problemOf(answer);
     } catch {
-      setText(this.#problem, "The gateway cannot be reached; try again.");
-    } finally {
-      this.#confirm.disabled = false;
+      return "The gateway cannot be reached; try again.";
     }
   }
 }
