@@ -67,6 +67,12 @@ class ResponseBody(CommonBody, kw_only=True):
         return (self.text and self.text.format) or PLAIN
 
 
+class GoingOn(msgspec.Struct):
+    """Of any body, what it goes on from."""
+
+    previous_response_id: str | None = None
+
+
 Messages = list[dict[str, Any]]  # of a chat completion
 
 
@@ -80,12 +86,13 @@ class ResponseRequest(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(ResponseBody)
+_going_on_decoder = msgspec.json.Decoder(GoingOn)
 _encoder = msgspec.json.Encoder()
 
 
 def previous_of(body: bytes) -> str | None:
-    """The response that a request goes on from. Raises RequestError."""
-    return decode_body(body, _decoder).previous_response_id or None
+    """The response that a request goes on from; what else is in it may be wrong. Raises RequestError."""
+    return decode_body(body, _going_on_decoder).previous_response_id or None
 
 
 def parse_response(

@@ -76,6 +76,14 @@ def test_the_response_before_is_known_without_its_messages(previous: str | None,
     assert found or parse(previous_response_id=previous).before == []
 
 
+def test_of_the_response_before_nothing_else_is_read() -> None:
+    """A large input takes its time, which is not to be the event loop's."""
+    assert previous_of(b'{"model": 5, "input": [{}, 7], "previous_response_id": "resp_1"}') == "resp_1"
+    for body in (b'{"previous_response_id": 5}', b"{", b"[]"):
+        with pytest.raises(RequestError):
+            previous_of(body)
+
+
 def test_mistakes_are_told_by_the_place_in_the_input() -> None:
     """Whatever else the chat has before it."""
     before = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
