@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ TENSOR = re.compile(
     r"(token_embd|output_norm|output|rope_freqs)\.weight"
     r"|blk\.\d+\.(attn_(q|k|v|output|norm)|ffn_(gate|up|down|norm))\.weight"
 )
-KEPT = ("general.architecture", "llama.", "tokenizer.")  # of the fields
+LAYER_PARTS = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_norm")
+KEPT = ("general.architecture", "llama.", "tokenizer.", "split.")  # of the fields
 ROPE_FACTORS = "rope_freqs.weight"
 LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 SCALES = ("llama.rope.scaling.factor", "llama.rope.scale_linear")  # of older files the latter
@@ -66,11 +68,23 @@ class GgufFile:
         other = next((name for name in self.tensors if not TENSOR.fullmatch(name)), None)
         if other is not None:
             return f"it has the tensor {other}, which a plain Llama has not"
+        num_files = self.fields.get("split.count", 1)
+        if num_files > 1:
+            return f"it is one of {num_files} files that are the model together"
+        lacking = next((name for name in self._needed() if name not in self.tensors), None)
+        if lacking is not None:
+            return f"it lacks the tensor {lacking}"
         is_scaled = any(self.fields.get(name, 1.0) not in (0.0, 1.0) for name in SCALES)
         scaling = self.fields.get("llama.rope.scaling.type", "linear" if is_scaled else "none")  # as llama.cpp has it
         if scaling != "none" or not self._has_known_rope():
             return f"its rotary embedding is scaled ({scaling}) in a way that is not read from GGUF"
         return why_no_tokenizer(self.fields)
+
+    def _needed(self) -> Iterator[str]:
+        """The tensors that every Llama has; without an output layer the embeddings of tokens stand in its place."""
+        yield from ("token_embd.weight", "output_norm.weight")
+        for layer in range(self.fields.get("llama.block_count", 0)):
+            yield from (f"blk.{layer}.{part}.weight" for part in LAYER_PARTS)
 
     def _has_known_rope(self) -> bool:
         """Whether ``rope_parameters`` say what the factors do (as llama.cpp writes them for Llama 3.1 and later)."""

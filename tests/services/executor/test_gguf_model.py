@@ -95,6 +95,8 @@ class Llama:
     kv_heads: int | None = KV_HEADS  # None: the file says nothing of them, and there are as many as heads
     more: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
+    num_files: int = 1
+    without: str = "no tensor"
 
     def model(self) -> Any:
         torch.manual_seed(3)
@@ -118,7 +120,7 @@ class Llama:
         self._write_fields(writer)
         weights = model.state_dict()
         for name, tensor in weights.items():
-            if name != "lm_head.weight" or not self.tied:
+            if _gguf_name(name) != self.without and (name != "lm_head.weight" or not self.tied):
                 weights[name] = self._write_tensor(writer, name, tensor.numpy())
         if self.rope is not None:
             factors = self._rope_factors(model) * self.rope_factor_scale
@@ -156,6 +158,8 @@ class Llama:
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_rope_freq_base(10_000.0)
         writer.add_rope_dimension_count(HIDDEN // HEADS)
+        if self.num_files > 1:
+            writer.add_uint16("split.count", self.num_files)
         for name, scale in self.scales.items():
             writer.add_float32(f"llama.rope.{name}", scale)
         writer.add_vocab_size(len(vocabulary.tokens))
@@ -300,6 +304,8 @@ def test_a_file_that_was_written_anew_is_another_model(tmp_path: Path) -> None:
         (Llama(Vocabulary.llama_3(), architecture="qwen2"), "its architecture is qwen2, and only llama"),
         (Llama(Vocabulary("gpt2", "tekken", ["a"], [1], 0, 0, merges=[])), "kind gpt2/tekken"),
         (Llama(Vocabulary.llama_3(), rope=LLAMA_3_ROPE, rope_factor_scale=1.5), "rotary embedding is scaled"),
+        (Llama(Vocabulary.llama_3(), num_files=2), "it is one of 2 files that are the model together"),
+        (Llama(Vocabulary.llama_3(), without="blk.1.ffn_up.weight"), "it lacks the tensor blk.1.ffn_up.weight"),
         (Llama(Vocabulary.llama_3(), scales={"scaling.factor": 4.0}), "rotary embedding is scaled (linear)"),
         (Llama(Vocabulary.sentencepiece(), scales={"scale_linear": 4.0}), "rotary embedding is scaled (linear)"),
         (
