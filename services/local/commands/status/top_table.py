@@ -7,6 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from loadgen.errors import SloError
+from loadgen.report.slo import parse_slo
 from services.local.commands.output import SplitTable
 from services.local.commands.status.table import role_and_draining_text
 from shared.latency.histogram import LatencyHistogram
@@ -95,7 +97,7 @@ def _online_table(view: StackView, slos: Sequence[SloStatus], heard_s: float) ->
     for name, metric in LATENCIES.items():
         histogram: LatencyHistogram = getattr(online, metric)
         figures = [histogram.mean_ms(), histogram.quantile_ms(0.5), histogram.quantile_ms(0.99)]
-        promised = [_verdict(verdict) for verdict in verdicts if verdict.expr.lower().startswith(name.lower())]
+        promised = [_verdict(verdict) for verdict in verdicts if _is_of(verdict, metric)]
         table.add_row(
             name,
             f"{histogram.num_samples:,}",
@@ -103,6 +105,14 @@ def _online_table(view: StackView, slos: Sequence[SloStatus], heard_s: float) ->
             Text(", ").join(promised),
         )
     return table
+
+
+def _is_of(verdict: SloVerdict, metric: str) -> bool:
+    """However it is spelled; what only another version understands is of none."""
+    try:
+        return parse_slo(verdict.expr).metric == metric
+    except SloError:
+        return False
 
 
 def _verdict(verdict: SloVerdict) -> Text:

@@ -125,6 +125,14 @@ def test_latencies_stand_beside_what_was_promised_of_them() -> None:
     assert watch.view(61.0).online.tbt_ms.num_samples == 1
 
 
+@pytest.mark.parametrize("expr", ["itl_p99<=45ms", "online.tbt_ms.p99<=45ms", "TBT_p99 < 45 ms"])
+def test_what_was_promised_is_shown_however_it_is_spelled(expr: str) -> None:
+    verdicts = [SloVerdict(expr, 45.0, 50.0, False), SloVerdict("of another version", 1.0, 1.0, True)]
+    shown = drawn(StackWatch(), 0.0, slos=[SloStatus(KEY, SloState.PROFILED, 20.0, BudgetSource.SLO, verdicts)])
+    assert f"{expr} BROKEN" in next(line for line in shown.splitlines() if line.startswith("TBT"))
+    assert "of another version" not in shown
+
+
 def test_batches_are_shown_until_they_end() -> None:
     watch = StackWatch()
     watch.on_batch(0.0, "batch_1", BATCH)
