@@ -1,5 +1,6 @@
 """A whole simulated run: with a baseline the online-only and offline-only windows, then the measured one."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -53,8 +54,14 @@ class Simulation:
         outcomes = {name: phase.outcome() for name, phase in self.phases.items()}
         date = datetime.now(UTC).isoformat(timespec="seconds")
         workload, name = self._workload, self.plan.model or ""
+        notes = [*workload.notes, *(self._cut_short() if partial else ())]
         facts = self.plan.facts(date, self.url, name, workload.max_context, "token ids", exact_output=True)
-        return compose(facts, outcomes, self.plan.slos, self.plan.baseline, partial, workload.notes)
+        return compose(facts, outcomes, self.plan.slos, self.plan.baseline, partial, notes)
+
+    def _cut_short(self) -> Iterator[str]:
+        """The phase that ran last, if one did."""
+        for name, phase in list(self.phases.items())[-1:]:
+            yield f"{name}: stopped {phase.how_far}"
 
     def _run_phase(self, name: str, duration_s: float, online: bool, offline: bool) -> None:
         workload = self._workload

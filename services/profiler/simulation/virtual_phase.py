@@ -91,6 +91,13 @@ class VirtualPhase:
             else:
                 return
 
+    @property
+    def how_far(self) -> str:
+        """Where it was when it was stopped."""
+        if self.now_s < self.duration_s:
+            return f"after {self.now_s:.1f} of its {self.duration_s:g} s"
+        return "at its end"
+
     def outcome(self) -> PhaseOutcome:
         """What was measured so far."""
         end_s = min(self.duration_s, self.now_s) or self.duration_s

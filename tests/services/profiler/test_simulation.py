@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -464,6 +465,24 @@ def test_deadlines_are_kept_where_arrival_order_misses_them() -> None:
         served[name] = report.offline.completed
     assert attained["bros"] == [1.0, 1.0] and served["bros"] > 0
     assert attained["fcfs"][0] is not None and attained["fcfs"][0] < 0.5
+
+
+def test_a_report_of_a_run_that_was_stopped_says_where() -> None:
+    class Stopping(NoProgress):
+        def online(self, sent: int, finished: int, failed: int) -> None:
+            if finished > 20:
+                raise KeyboardInterrupt
+
+    plan = make_plan(make_requests(8, 300), make_prompts(8), baseline=True)
+    simulation = Simulation(plan, Machine().setup(Strategy.of("hygen"), 0), "sim://test", Stopping())
+    with pytest.raises(KeyboardInterrupt):
+        simulation.run()
+    stopped = simulation.report(partial=True)
+    assert stopped.partial and f"online only: stopped {simulation.phases['online only'].how_far}" in stopped.notes
+    assert re.fullmatch(r"after 1?[0-9]\.\d of its 20 s", simulation.phases["online only"].how_far)
+    whole, report = run(plan, "hygen")
+    assert {phase.how_far for phase in whole.phases.values()} == {"at its end"}
+    assert not any("stopped" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("rule", ["last-token", "arrival"])
