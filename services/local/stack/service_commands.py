@@ -49,8 +49,9 @@ def nats_argv(
 ) -> tuple[str, ...]:
     """Its configuration is written to the file first. ``access``: lines of it that say whom it lets in; without them it
     is everyone. Raises StackError."""
-    jetstream = f"store_dir: {json.dumps(str(store))}, sync_interval: {sync_interval}"
-    config.write_text(f"max_payload: {MAX_PAYLOAD}\njetstream {{ {jetstream} }}\n{access}")
+    folder = json.dumps(str(store), ensure_ascii=False)  # \u is nothing to nats-server
+    jetstream = f"store_dir: {folder}, sync_interval: {sync_interval}"
+    config.write_text(f"max_payload: {MAX_PAYLOAD}\njetstream {{ {jetstream} }}\n{access}", encoding="utf-8")
     return (nats_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(port))
 
 

@@ -280,6 +280,13 @@ async def test_the_bus_starts_with_durable_streams_and_large_messages(tmp_path: 
     assert (tmp_path / "nats" / "jetstream").is_dir()
 
 
+async def test_the_bus_starts_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    data_dir, port = DataDir(tmp_path / 'dàta of "Jürgen", \\ $HOME'), free_port()
+    async with keeping(Keeper(nats_command(data_dir, port), RecordingWatcher())):
+        bus = await Bus.connect(own_address(data_dir, port), "test")
+        await bus.close()
+
+
 def test_the_bus_acknowledges_what_is_on_the_disk(tmp_path: Path) -> None:
     """As the server itself says."""
     monitor = free_port()
