@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import nkeys
@@ -35,6 +36,8 @@ from shared.bus.address import CA_FILE, BusAddress
 from shared.bus.credentials import Credentials
 from shared.bus.permissions import BusRole
 from shared.errors import ConfigError, StackError
+
+T = TypeVar("T")
 
 PRIVATE = 0o600
 SEED_BYTES = 32
@@ -58,7 +61,7 @@ class BusFolder:
     @property
     def hosts(self) -> list[str]:
         """The names and addresses that the server's certificate is for; none where there is no certificate."""
-        return hosts_of(self.server_certificate.read_bytes()) if self.server_certificate.is_file() else []
+        return _made_of(self.server_certificate, hosts_of) if self.server_certificate.is_file() else []
 
     def ensure(self, hosts: Sequence[str]) -> None:
         """Make what is absent, about to end, or not for these names of the server; keep the rest, and the names that
@@ -100,14 +103,14 @@ class BusFolder:
     def _ensure_certificates(self, hosts: Sequence[str]) -> None:
         now = utc_now()
         names = list(dict.fromkeys([*self.hosts, *hosts]))
-        if not (self._ca_key.is_file() and self.ca.is_file() and is_fresh(self.ca.read_bytes(), now)):
+        if not (self._ca_key.is_file() and self.ca.is_file() and _made_of(self.ca, lambda ca: is_fresh(ca, now))):
             made = new_ca(now)
             self._write(self._ca_key, made.key)
             self._write(self.ca, made.certificate)
             self.server_certificate.unlink(missing_ok=True)
         is_there = self.server_key.is_file() and self.server_certificate.is_file()
-        if not (is_there and is_good_for(self.server_certificate.read_bytes(), names, now)):
-            server = new_server(Signed(self.ca.read_bytes(), self._ca_key.read_bytes()), names, now)
+        if not (is_there and _made_of(self.server_certificate, lambda server: is_good_for(server, names, now))):
+            server = _made_of(self._ca_key, lambda key: new_server(Signed(self.ca.read_bytes(), key), names, now))
             self._write(self.server_key, server.key)
             self._write(self.server_certificate, server.certificate)
 
@@ -141,6 +144,14 @@ class BusFolder:
         except OSError as error:
             fresh.unlink(missing_ok=True)
             raise StackError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _made_of(path: Path, make: Callable[[bytes], T]) -> T:
+    """Of what is in a file. Raises StackError where that is something else than it should be."""
+    try:
+        return make(path.read_bytes())
+    except ValueError as error:
+        raise StackError(f"{path} is damaged; remove it, and a new one is made") from error
 
 
 def _new_seed() -> bytes:

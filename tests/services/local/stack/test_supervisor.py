@@ -287,6 +287,20 @@ async def test_the_bus_starts_in_a_folder_of_any_name(tmp_path: Path) -> None:
         await bus.close()
 
 
+@pytest.mark.parametrize("name", ["ca.pem", "ca-key.pem", "server.pem"])
+def test_a_damaged_certificate_of_the_bus_is_named_and_made_anew_once_it_is_gone(tmp_path: Path, name: str) -> None:
+    data_dir = DataDir(tmp_path)
+    nats_command(data_dir, 4222)
+    if name == "ca-key.pem":  # it is asked for where another is signed
+        (data_dir.bus_folder / "server.pem").unlink()
+    damaged = data_dir.bus_folder / name
+    damaged.write_bytes(b"")
+    with pytest.raises(StackError, match=f"{name} is damaged; remove it"):
+        nats_command(data_dir, 4222)
+    damaged.unlink()
+    nats_command(data_dir, 4222)
+
+
 def test_the_bus_acknowledges_what_is_on_the_disk(tmp_path: Path) -> None:
     """As the server itself says."""
     monitor = free_port()
