@@ -61,6 +61,11 @@ class BatchOutputs:
             raise
         return outputs
 
+    @property
+    def tells_of_not_run(self) -> bool:
+        """An earlier process, or one that lost the bus, has written of a line that it has not run."""
+        return NOT_RUN in self._written
+
     async def recover(self) -> None:
         """Learn which lines are there; show the files, as a kill may come between piece and record. Raises BusError."""
         for file, place in ((self._output, IN_OUTPUT), (self._errors, IN_ERRORS)):

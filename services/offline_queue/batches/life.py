@@ -209,8 +209,8 @@ class BatchLife:
     async def _work(self) -> None:
         """Follow the results until none is open, or the batch is cancelled or expires."""
         await self.admit()
-        progress, feed = self.progress, self._feed
-        assert progress is not None and feed is not None
+        progress, feed, outputs = self.progress, self._feed, self._outputs
+        assert progress is not None and feed is not None and outputs is not None
         if progress.num_open:
             await self._edit(batch_records.reopened)
         else:
@@ -229,7 +229,8 @@ class BatchLife:
             if not self._over.is_set() and not feed.is_low:
                 self._urgent.clear()
             await wait_set(self._urgent, PROGRESS_S)
-        if not progress.num_open:
+        has_begun_to_end = self._is_expired() and outputs.tells_of_not_run
+        if not progress.num_open and not has_begun_to_end:
             await self._edit(batch_records.finalizing(progress.counts, self._now_s()))
             return
         self._end_work()

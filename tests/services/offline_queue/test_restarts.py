@@ -272,10 +272,11 @@ async def test_cancelled_while_nobody_was_there(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
+@pytest.mark.parametrize("late", ["b", "bc"])
 async def test_a_result_that_comes_after_its_line_was_written_as_not_run(
-    desk: Desk, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, end: str
+    desk: Desk, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, end: str, late: str
 ) -> None:
-    """The counts are those of the files all the same."""
+    """The end and the counts are those of the files all the same."""
     is_written = asyncio.Event()
 
     async def close(*_: object) -> None:
@@ -292,8 +293,10 @@ async def test_a_result_that_comes_after_its_line_was_written_as_not_run(
             else:
                 await desk.cancel(batch_id)
             await asyncio.wait_for(is_written.wait(), TIMEOUT_S)
-    late = OfflineResult(f"{batch_id}.2", TOKENIZER.encode(answer_text("b")), FinishReason.STOP)
-    assert await desk.bus.store(WORK.result(late.request_id), late)
+    for name in late:
+        request_id = f"{batch_id}.{'abc'.index(name) + 1}"
+        result = OfflineResult(request_id, TOKENIZER.encode(answer_text(name)), FinishReason.STOP)
+        assert await desk.bus.store(WORK.result(request_id), result)
     async with desk.running(permits=0):
         record = await desk.until_cleared(batch_id)
     counts = record.request_counts
