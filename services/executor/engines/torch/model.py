@@ -147,13 +147,22 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
     transformers_logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(path)
     model_dtype = choose_dtype(dtype, device, config.dtype)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True
+    loaded, found = AutoModelForCausalLM.from_pretrained(
+        path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True, output_loading_info=True
     )
     if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
         raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
     model: torch.nn.Module = loaded.to(device).eval().requires_grad_(False)
+    if lacking := sorted(found["missing_keys"] - _output_weights(loaded)):
+        raise ModelError(f"the weights in {path} lack {lacking[0]}, in whose place transformers puts random numbers")
     return model, model_dtype
+
+
+def _output_weights(model: Any) -> set[str]:
+    """The names of the output layer's, which embedding models do without."""
+    output = model.get_output_embeddings()
+    own = set() if output is None else set(output.parameters())
+    return {name for name, weight in model.named_parameters() if weight in own}
 
 
 def probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShape], Tensor]:

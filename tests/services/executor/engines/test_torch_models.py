@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.executor.engines.torch.engine import TorchEngine
@@ -113,6 +114,16 @@ def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(ModelError, match=r"cannot load the model in .*: model\.safetensors cannot be read"):
+        TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
+
+
+def test_weights_that_are_not_there_are_a_model_error(tmp_path: Path) -> None:
+    """Their place would be taken by random numbers."""
+    save_model(tmp_path, "llama")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
         TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
 
 
