@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.http.errors import INVALID_REQUEST, OVERLOADED, RETRY_AFTER_S, error_response
@@ -17,6 +19,7 @@ WRITE_BUFFER_BYTES = 64 * 1024  # beyond it an answer waits for its client; it g
 READ_BYTES, READ_SHARE = 48 * 1024, 0.1  # at least so many, and so much of what waits, have to be taken in time
 MAX_SENT_AHEAD = 8  # requests on one connection; with more it is not read until the first of them is answered
 HEADER_LINE_BYTES = 4  # of a header besides its name and value
+FRAMING = (b"content-length", b"transfer-encoding")  # headers that say where a body ends
 
 
 @dataclass
@@ -64,6 +67,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0  # that the parser has given out
         self._num_held_bytes = 0  # that it may have kept, but for the rest of what came with the end of a body or head
         self._answering: RequestResponseCycle | None = None
+        self._is_head_known = False  # that the parser reads now
+        self._data = self._rest = b""  # what it reads, and what another one reads then
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
@@ -89,7 +94,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._num_held_bytes += len(data)
-        super().data_received(data)
+        self._rest = data
+        while self._rest:
+            self._data, self._rest = self._rest, b""
+            super().data_received(self._data)
+        self._data = b""
         if self.transport.is_closing():
             return
         if self._num_head_bytes + self._num_held_bytes > self._settings.max_header_bytes:
@@ -97,21 +106,47 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_head(True)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """uvicorn's word, within an ``except``, for the end of a head that offers another protocol, as Java's clients
+        do. None is taken, so that HTTP goes on, but the parser has taken what follows for that protocol: another one
+        reads it, which is told how the body is framed."""
+        offer = sys.exc_info()[1]
+        assert isinstance(offer, httptools.HttpParserUpgrade)
+        self._rest = self._data[offer.args[0] :]
+        framing = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] in FRAMING)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self._is_head_known = True
+        try:
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+        except httptools.HttpParserError:  # of a framing that there is not
+            self._rest = b""
+            self.send_400_response("Invalid HTTP request received.")
+        self._is_head_known = False
+
     def on_message_begin(self) -> None:
+        if self._is_head_known:
+            return
         super().on_message_begin()
         self._in_head = True
         self._num_head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
+        if self._is_head_known:
+            return
         super().on_url(url)
         self._take_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Those behind a chunked body too."""
+        if self._is_head_known:
+            return
         self._take_head(len(name) + len(value) + HEADER_LINE_BYTES)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._is_head_known:
+            return
         self._in_head = False
         self._num_held_bytes = 0
         self._expect_head(False)
@@ -124,8 +159,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """Or what the parser takes for it: the head that offers another protocol."""
         self._num_held_bytes = 0
-        super().on_message_complete()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's word for what its parser does not take."""

@@ -1,6 +1,7 @@
 """What surrounds every request: its id in answers and logs, limits of size, and web pages of other origins."""
 
 import gzip
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -132,6 +133,50 @@ def test_large_bodies_that_come_at_the_same_time_are_bounded_together_and_small_
         assert rig.metric("slackwater_refused_requests_total", reason="bodies") == 1
         assert rig.complete(user=small).status_code == 200
     wait_until(lambda: rig.complete(user=large).status_code == 200, "they are gone, and there is no room")
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
+
+
+def upgrading(body: bytes, is_chunked: bool = False) -> bytes:
+    """A completion as Java's HTTP client asks for it, which would rather have HTTP/2."""
+    framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
+    framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+    return HEAD.encode() + UPGRADE + framing + b"\r\n\r\n" + framed
+
+
+def answers(client: socket.socket, number: int) -> list[bytes]:
+    """The bodies of so many."""
+    found = []
+    with client.makefile("rb") as stream:
+        for _ in range(number):
+            assert stream.readline() == b"HTTP/1.1 200 OK\r\n"
+            headers = dict(line.lower().split(b": ", 1) for line in iter(stream.readline, b"\r\n"))
+            found.append(stream.read(int(headers[b"content-length"])))
+    return found
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, 100, 10_000], ids=lambda each: f"{each} at a time")
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_offer_of_another_protocol_is_passed_over(plain_rig: GatewayRig, is_chunked: bool, num_bytes: int) -> None:
+    body = b'{"model": "%b", "prompt": "x", "max_tokens": 3, "seed": 1, "ignore_eos": true}' % MODEL.encode()
+    expected = plain_rig.complete(prompt="x", max_tokens=3, ignore_eos=True).json()["choices"]
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + UPGRADE + b"\r\n"
+    sent = upgrading(body, is_chunked) + health + upgrading(body, not is_chunked) + b"GET /health HTTP/1.1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", plain_rig.port), timeout=10) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(sent), num_bytes):
+            client.sendall(sent[start : start + num_bytes])
+        first, second, third, fourth = answers(client, 4)
+    assert [json.loads(each)["choices"] for each in (first, third)] == [expected] * 2
+    assert second == fourth == b'{"status":"ok"}'
+
+
+def test_an_offer_with_a_body_whose_end_nobody_knows_ends_the_connection(plain_rig: GatewayRig) -> None:
+    with socket.create_connection(("127.0.0.1", plain_rig.port), timeout=10) as client:
+        client.sendall(HEAD.encode() + UPGRADE + b"Transfer-Encoding: gzip\r\n\r\nx")
+        assert not client.recv(4096).startswith(b"HTTP/1.1 200")
+    assert plain_rig.http.get("/health").status_code == 200
 
 
 def test_a_body_that_does_not_come_is_given_up(plain_rig: GatewayRig) -> None:
