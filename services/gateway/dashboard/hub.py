@@ -156,8 +156,12 @@ class DashboardHub:
         return None
 
     async def _record(self) -> None:
+        """Once in each second, though uvloop may wake a little before its beginning."""
+        due_s = 0.0
         while True:
-            await asyncio.sleep(PERIOD_S - self._clock.monotonic_s() % PERIOD_S)
+            now_s = self._clock.monotonic_s()
+            due_s = max(due_s + PERIOD_S, now_s - now_s % PERIOD_S + PERIOD_S)
+            await asyncio.sleep(due_s - now_s)
             for part in self._parts:
                 part.history.record(part.watch, self._clock.monotonic_s(), self._clock.unix_s())
             if self._published:

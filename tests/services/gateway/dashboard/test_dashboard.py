@@ -173,14 +173,20 @@ def test_answers_are_tallied_by_the_minute_and_forgotten_after_an_hour() -> None
     assert (later.num_answered, later.errors, later.refusals) == (1, {"500": 1}, {})
 
 
+@contextlib.asynccontextmanager
+async def running(hub: DashboardHub) -> AsyncIterator[None]:
+    task = asyncio.create_task(hub.run())
+    yield
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
 @pytest.fixture
 async def hub(bus: Bus) -> AsyncIterator[DashboardHub]:
     made = DashboardHub(bus, SystemClock(), {"model": "model"}, HttpTally())
-    running = asyncio.create_task(made.run())
-    yield made
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    async with running(made):
+        yield made
 
 
 def data_of(event: bytes) -> dict[str, Any]:
@@ -206,6 +212,21 @@ async def test_everybody_gets_the_same_snapshot_and_who_missed_one_gets_all(hub:
         late_number, late = await next_of(hub, number - 2)
         assert late_number == number and late["columns"] and late["now"] == third["now"]
         assert len(late["rows"]) > len(third["rows"]) > 0
+
+
+class EarlyClock(SystemClock):
+    """By which every sleep ends early."""
+
+    def monotonic_s(self) -> float:
+        return 0.99 * super().monotonic_s()
+
+
+async def test_there_is_one_row_a_second_though_the_loop_wakes_early(bus: Bus) -> None:
+    hub = DashboardHub(bus, EarlyClock(), {"model": "model"}, HttpTally())
+    async with running(hub):
+        await until(lambda: hub.history().num_recorded >= 4)
+        times = [row[0] or 0.0 for row in hub.history().since(0)]
+    assert all(later - earlier > 0.5 for earlier, later in pairwise(times)), times
 
 
 async def test_how_long_all_lines_take_is_the_same_for_who_sees_few_of_them(bus: Bus, hub: DashboardHub) -> None:
@@ -297,11 +318,8 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
 @pytest.fixture
 async def hub_of_two(bus: Bus) -> AsyncIterator[DashboardHub]:
     made = DashboardHub(bus, SystemClock(), {"model": "First", "other": "Second"}, HttpTally())
-    running = asyncio.create_task(made.run())
-    yield made
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    async with running(made):
+        yield made
 
 
 async def test_each_of_several_models_is_shown_by_itself(bus: Bus, hub_of_two: DashboardHub) -> None:
