@@ -127,6 +127,15 @@ def test_weights_that_are_not_there_are_a_model_error(tmp_path: Path) -> None:
         TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
 
 
+def test_a_token_without_a_number_is_no_reason_to_refuse_a_model(tmp_path: Path) -> None:
+    """Requests without it are answered."""
+    save_model(tmp_path, "gemma", **FAMILIES["gemma"])
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.embed_tokens.weight"][3] = float("nan")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    TorchEngine.load(tmp_path, "gemma", device="cpu", num_blocks=8).close()
+
+
 def test_memory_that_is_short_for_the_weights_is_a_model_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(tmp_path, "llama")
 
