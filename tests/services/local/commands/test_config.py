@@ -186,6 +186,7 @@ def test_a_stack_is_there_as_long_as_its_supervisor_holds_its_folder(folder: Pat
     with pytest.raises(StackError, match="is gone"):
         data_dir.read_stack()
     with data_dir.locked():  # whoever looks lets go of it
+        data_dir.write_stack(stack)
         assert data_dir.read_stack() == stack
 
 
