@@ -15,6 +15,8 @@ from shared.settings.setting import LogLevel, NatsCa, NatsCreds, NatsReplicas, N
 
 DEFAULT_BLOCK_SIZE = 16  # tokens, but for vllm
 ENGINES = ("torch", "vllm", "sim")
+DEVICE = "^(auto|(cpu|cuda)(:[0-9]+)?)$"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 CUDA_GRAPHS = ("auto", "off")
 OWN_ATTENTION = "slackwater"
 VLLM_ATTENTIONS = ("auto", "vllm", OWN_ATTENTION)
@@ -34,8 +36,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
     engine: Annotated[str, Meta(description="torch, vllm or sim", extra=choices(ENGINES))] = "torch"
     lora_modules: LoraModules = ""
-    device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
-    dtype: Annotated[str, Meta(description="auto, float32, bfloat16 or float16")] = "auto"
+    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:1", pattern=DEVICE)] = "auto"
+    dtype: Annotated[str, Meta(description="auto, float32, bfloat16 or float16", extra=choices(DTYPES))] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is one per core")] = 0
     kv_blocks: Annotated[int, Meta(ge=0, description="KV blocks; 0 sizes them from memory")] = 0
     block_size: Annotated[int, Meta(ge=0, description="tokens of one KV block; 0 is 16, with vllm 32")] = 0

@@ -121,6 +121,13 @@ def test_a_bad_configuration_is_a_failure_and_the_rest_is_still_looked_at(folder
     assert checks["python"]["state"] == "ok"
 
 
+@pytest.mark.parametrize(("name", "value"), [("DEVICE", "gpu"), ("DEVICE", "cuda:first"), ("DTYPE", "float8")])
+def test_what_no_engine_takes_is_a_failure(folder: Path, name: str, value: str) -> None:
+    status, stdout = doctor("--json", **{f"SLACKWATER_{name}": value})
+    (config,) = (check for check in json.loads(stdout)["checks"] if check["name"] == "config")
+    assert (status, config["state"]) == (1, "failed") and f"SLACKWATER_{name}: " in config["found"]
+
+
 def test_python_is_judged_by_its_version() -> None:
     states = [
         machine_checks.python_check(running).state for running in ((3, 10, 9), (3, 11, 0), (3, 13, 5), (3, 15, 0))
