@@ -118,8 +118,9 @@ def wait(
     The exit status says how it ended, as that of batch submit. After Ctrl-C it can be waited for again.
     """
     with server.client() as client:
+        ids = [batch["id"] for batch in whole_job(client, batch_id)]
         with Telling.on_stderr() as telling, kept("wait again", f"slackwater batch wait {batch_id}"):
-            batches = wait_for(client, [batch["id"] for batch in whole_job(client, batch_id)], telling)
+            batches = wait_for(client, ids, telling)
         show_batches(batch_id, batches, as_json)
     exit_as_they_ended(batches)
 

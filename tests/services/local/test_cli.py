@@ -350,6 +350,11 @@ def test_a_key_that_no_header_can_carry_is_named_and_not_shown(
     assert stderr.startswith("error: SLACKWATER_API_KEY has ")
 
 
+def test_nobody_is_told_to_wait_again_for_what_is_not_there(server: Server) -> None:
+    status, stdout, stderr = slackwater("batch", "wait", "batch_unknown", "--url", server.url)
+    assert (status, stdout, stderr.count("\n"), "wait again" in stderr) == (1, "", 1, False), stderr
+
+
 def test_json_that_is_nothing_of_the_api_is_told(server: Server, tmp_path: Path) -> None:
     for batch_id, what in (("batch_odd", "JSON without id"), ("batch_list", "JSON that is no object")):
         for command in (("get",), ("wait",), ("cancel",), ("results", "--output", str(tmp_path / "out.jsonl"))):
