@@ -8,7 +8,7 @@ import msgspec
 
 SPAN_S = 3600
 BUCKET_S = 60
-MAX_NAMES = 1000  # of keys that are gone some may be kept; a gateway has few
+MAX_NAMES = 1000  # those that were used last; of keys that are gone some may be kept
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class KeyTally:
     """By the key's name; empty: without a known key."""
 
     def __init__(self) -> None:
-        self._uses: dict[str, KeyUse] = {}
+        self._uses: dict[str, KeyUse] = {}  # the last that was used at the end
 
     def answered(self, name: str, status: int, refused: str | None) -> None:
         """One answer has begun."""
@@ -108,9 +108,8 @@ class KeyTally:
         return dict(sorted(self._uses.items()))
 
     def _of(self, name: str) -> KeyUse:
-        found = self._uses.get(name)
-        if found is None:
-            if len(self._uses) >= MAX_NAMES:
-                del self._uses[next(iter(self._uses))]
-            found = self._uses[name] = KeyUse()
+        found = self._uses.pop(name, None) or KeyUse()
+        if len(self._uses) >= MAX_NAMES:
+            del self._uses[next(iter(self._uses))]
+        self._uses[name] = found
         return found

@@ -23,7 +23,7 @@ from services.gateway.dashboard.parts import Parts
 from services.gateway.dashboard.questions import StackQuestions
 from services.gateway.dashboard.snapshot import ExecutorState
 from services.gateway.http.errors import Refusal
-from services.gateway.http.tally import HttpTally
+from services.gateway.http.tally import MAX_NAMES, HttpTally, KeyTally
 from services.gateway.tenants import Tenant
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -212,6 +212,17 @@ async def test_everybody_gets_the_same_snapshot_and_who_missed_one_gets_all(hub:
         late_number, late = await next_of(hub, number - 2)
         assert late_number == number and late["columns"] and late["now"] == third["now"]
         assert len(late["rows"]) > len(third["rows"]) > 0
+
+
+def test_of_many_keys_those_that_were_used_last_are_told() -> None:
+    tally = KeyTally()
+    for number in range(MAX_NAMES + 5):
+        for name in ("always", f"once-{number}"):
+            tally.answered(name, 200, None)
+    tally.generated("always", 3, 4)
+    uses = tally.uses()
+    assert len(uses) == MAX_NAMES and "once-0" not in uses
+    assert (uses["always"].requests, uses["always"].output_tokens) == (MAX_NAMES + 5, 4)
 
 
 class EarlyClock(SystemClock):
