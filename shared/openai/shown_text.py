@@ -128,17 +128,19 @@ class LogprobsShape:
         return self._chat(tokens) if self.is_chat else self._text(tokens)
 
     def _chat(self, tokens: Sequence[ShownToken]) -> dict[str, Any]:
-        content = []
+        content, names = [], dict[int, tuple[str, list[int]]]()  # the same ones come again and again
         for token in tokens:
             found = token.logprobs
             top = zip(found.top_token_ids, found.top_logprobs, strict=True)
-            entry = self._entry(token.token_id, found.logprob)
-            content.append(entry | {"top_logprobs": [self._entry(*each) for each in top]})
+            entry = self._entry(names, token.token_id, found.logprob)
+            content.append(entry | {"top_logprobs": [self._entry(names, *each) for each in top]})
         return {"content": content, "refusal": None}
 
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        data = self.tokenizer.token_bytes(token_id)
-        return {"token": data.decode(errors="backslashreplace"), "logprob": logprob, "bytes": list(data)}
+    def _entry(self, names: dict[int, tuple[str, list[int]]], token_id: int, logprob: float) -> dict[str, Any]:
+        if (known := names.get(token_id)) is None:
+            data = self.tokenizer.token_bytes(token_id)
+            names[token_id] = known = (data.decode(errors="backslashreplace"), list(data))
+        return {"token": known[0], "logprob": logprob, "bytes": known[1]}
 
     def _text(self, tokens: Sequence[ShownToken]) -> dict[str, Any]:
         tops = []

@@ -129,6 +129,15 @@ def test_shapes_name_tokens_by_their_text_or_their_bytes(token_ids: list[int]) -
         assert shape.body(None) is None
 
 
+def test_a_token_that_comes_again_is_named_by_the_same_bytes() -> None:
+    """A whole answer can have millions of them."""
+    tokens = [ShownToken(5, TokenLogprobs(-1.0, [5, 6], [-1.0, -2.0]), place) for place in range(2)]
+    body = LogprobsShape(BYTE_LEVEL, is_chat=True).body(tokens)
+    assert body is not None
+    first, second = body["content"]
+    assert first["bytes"] is second["bytes"] is second["top_logprobs"][0]["bytes"] is not None
+
+
 def test_a_token_that_is_none_of_the_most_probable_ones_is_named_too() -> None:
     token_id, other = (BYTE_LEVEL.encode(text)[0] for text in ("a", "b"))
     token = ShownToken(token_id, TokenLogprobs(-3.0, [other], [-1.0]), 0)
