@@ -90,13 +90,13 @@ def _rotate_running(data_dir: DataDir) -> None:
     folder = BusFolder(data_dir.bus_folder)
     pid = _own_server(stack)
     if pid is None or not folder.exists():
-        raise StackError(f"the bus of this stack, {stack.nats_url}, is not its own: rotate where its keys were made")
+        raise StackError(f"the bus of this stack, {stack.bus.shown}, is not its own: rotate where its keys were made")
     seeds = folder.begin_rotation()
     _reload(pid)
     folder.use(seeds)
     folder.finish_rotation()
     _reload(pid)
-    print(f"each role has a new key; who was connected with an old one connects anew ({stack.nats_url})")
+    print(f"each role has a new key; who was connected with an old one connects anew ({stack.bus.shown})")
 
 
 def _own_server(stack: StackFile) -> int | None:

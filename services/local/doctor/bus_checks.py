@@ -38,9 +38,9 @@ def bus_checks(options: StackOptions) -> list[Check]:
     try:
         facts = asyncio.run(_looked_at(address))
     except SlackwaterError as error:
-        return [failed("nats", str(error), f"start it, or correct --nats {options.nats} and --nats-creds")]
+        return [failed("nats", str(error), f"start it, or correct --nats {address.shown} and --nats-creds")]
     servers = f"{facts.num_servers} server{'s' * (facts.num_servers != 1)}"
-    there = f"{options.nats} answers: {servers} with JetStream"
+    there = f"{address.shown} answers: {servers} with JetStream"
     return [ok("nats", there), *_access(address), copies_check(facts), services_check(facts, _names(options))]
 
 

@@ -81,12 +81,12 @@ def test_what_cannot_be_rotated_is_named(tmp_path: Path) -> None:
     assert failed.exit_code == 1 and "is none of slackwater bus init" in failed.stderr
     failed = slackwater("rotate", "--data-dir", str(tmp_path))
     assert failed.exit_code == 1 and "no stack runs in" in failed.stderr
-    elsewhere = StackFile(os.getpid(), "tls://far:4222", "http://127.0.0.1:1", "m", "sim", True, {})
+    elsewhere = StackFile(os.getpid(), "tls://bob:hunter2@far:4222", "http://127.0.0.1:1", "m", "sim", True, {})
     data_dir = DataDir(tmp_path)
     with data_dir.locked():
         data_dir.write_stack(elsewhere)
         failed = slackwater("rotate", "--data-dir", str(tmp_path))
-    assert failed.exit_code == 1 and "tls://far:4222, is not its own" in failed.stderr
+    assert failed.exit_code == 1 and "stack, tls://far:4222, is not its own" in failed.stderr
 
 
 @pytest.mark.parametrize("role", BusRole)

@@ -223,6 +223,12 @@ def test_a_given_bus_must_answer(nats_url: str) -> None:
     assert found["bus-services"].found == "none answers yet"
     (silent,) = bus_checks(StackOptions(nats=f"nats://127.0.0.1:{free_port()}"))
     assert silent.state is FAILED and "does not answer" in silent.found
+    checks = [
+        *bus_checks(StackOptions(nats=nats_url.replace("//", "//bob:hunter2@"))),
+        *bus_checks(StackOptions(nats=f"nats://bob:hunter2@127.0.0.1:{free_port()}")),
+    ]
+    assert checks[0].found == found["nats"].found and checks[-1].state is FAILED
+    assert not any("hunter2" in check.found + check.remedy for check in checks)
     assert stack_checks.nats_check().found.startswith("nats-server: v")
 
 
