@@ -95,9 +95,13 @@ class DataDir:
             yield
 
     def write_stack(self, stack: StackFile) -> None:
-        """Replace the stack file in one step. Raises StackError."""
+        """Replace the stack file in one step; one whose URL of the bus lets in is for this user alone. Raises
+        StackError."""
         fresh = self._stack_file.with_suffix(".tmp")
         try:
+            if stack.bus.shown != stack.nats_url:
+                fresh.touch()
+                fresh.chmod(0o600)
             fresh.write_text(json_text(stack) + "\n")
             fresh.replace(self._stack_file)
         except OSError as error:

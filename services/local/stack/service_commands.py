@@ -22,6 +22,7 @@ from shared.errors import StackError
 from shared.protocol.services import queue_name, short_name
 from shared.scheduling.strategy import flat
 from shared.settings.other_models import OtherModel, render_other_models
+from shared.settings.setting import ENV_PREFIX
 
 MAX_PAYLOAD = "8MB"  # a step message of a full executor, and an offline request of a long context, are below this
 SYNC_INTERVAL = "always"  # what is acknowledged is on the disk
@@ -128,20 +129,12 @@ class ServiceCommands:
         """Their ids are their names."""
         whose = f"{short_name(model.options.model_name)}-" if len(self.models) > 1 else ""
         names = [f"executor-{whose}{index}" for index in range(len(model.shares))]
-        return [
-            replace(
-                self.command(
-                    model,
-                    name,
-                    "executor",
-                    executor_id=name,
-                    threads=share.threads,
-                    role=model.options.role(index),
-                ),
-                environ=share.environ,
-            )
-            for index, (name, share) in enumerate(zip(names, model.shares, strict=True))
-        ]
+        commands = []
+        for index, (name, share) in enumerate(zip(names, model.shares, strict=True)):
+            own = {"executor_id": name, "threads": share.threads, "role": model.options.role(index)}
+            command = self.command(model, name, "executor", **own)
+            commands.append(replace(command, environ={**command.environ, **share.environ}))
+        return commands
 
     def command(self, model: ModelPlace, name: str, service: str, **own: Any) -> Command:
         """``own``: settings over those that the stack has for all its services; None leaves what those say."""
@@ -152,8 +145,11 @@ class ServiceCommands:
         settings |= options.tables.get(service, {})
         settings |= {key: value for key, value in own.items() if value is not None}
         config = str(options.config_file or "")  # empty: none, whatever is where the service starts
+        environ: dict[str, str] = {}
+        if self.address.shown != self.address.url:  # a command line is for all to see
+            environ[f"{ENV_PREFIX}NATS"] = settings.pop("nats")
         argv = _python(f"services.{service.replace('-', '_')}", {"config": config, **settings})
-        return Command(name, argv, self.data_dir.log(name))
+        return Command(name, argv, self.data_dir.log(name), environ)
 
     def _known(self, model: ModelPlace) -> dict[str, Any]:
         options, address = model.options, self.address

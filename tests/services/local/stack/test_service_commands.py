@@ -6,7 +6,7 @@ import pytest
 
 from services.gateway.http.server import LAST_WORDS_S
 from services.local.stack.data_dir import DataDir
-from services.local.stack.gpu_pinning import DeviceShare, device_shares, share_out, visible_gpus
+from services.local.stack.gpu_pinning import VISIBLE, DeviceShare, device_shares, share_out, visible_gpus
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
 from services.local.stack.service_commands import ModelPlace, service_commands
@@ -68,6 +68,14 @@ def test_services_get_the_settings_that_are_theirs(tmp_path: Path) -> None:
         ) == has_strategy
     bus = "--nats tls://127.0.0.1:1 --nats-creds /bus --nats-ca /bus/ca.pem"
     assert all(bus in line for line in by_name.values())
+
+
+def test_what_a_url_of_the_bus_lets_in_with_is_on_no_command_line(tmp_path: Path) -> None:
+    url, place = "nats://bob:hunter2@far:4222", ModelPlace(StackOptions(), tmp_path, [DeviceShare(1, {VISIBLE: "3"})])
+    commands = service_commands(DataDir(tmp_path), BusAddress(url), [place])
+    assert not any("hunter2" in word for command in commands for word in command.argv)
+    assert {command.environ["SLACKWATER_NATS"] for command in commands} == {url}
+    assert [command.environ.get(VISIBLE) for command in commands if command.name == "executor-0"] == ["3"]
 
 
 def test_the_first_executors_are_strict_and_the_others_relaxed(tmp_path: Path) -> None:

@@ -188,6 +188,15 @@ def test_the_stack_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         data_dir.read_stack()
 
 
+@pytest.mark.parametrize(("login", "is_private"), [("", False), ("bob:hunter2@", True)])
+def test_a_stack_file_that_lets_in_to_the_bus_is_for_this_user_alone(
+    tmp_path: Path, login: str, is_private: bool
+) -> None:
+    stack = msgspec.structs.replace(make_stack_file(1), nats_url=f"nats://{login}far:4222")
+    DataDir(tmp_path).write_stack(stack)
+    assert ((tmp_path / "stack.json").stat().st_mode & 0o077 == 0) == is_private
+
+
 def test_a_stack_whose_supervisor_is_gone_is_no_stack(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
