@@ -353,6 +353,15 @@ def test_it_does_not_wait_for_ever_for_an_answer_that_does_not_begin(seen: Watch
     seen.expect_state("Live")
 
 
+@pytest.mark.parametrize("body", ['{"error": "bad gateway"}', '{"error": {"message": ""}}', "<html>"])
+def test_it_comes_back_whatever_a_proxy_has_answered(seen: Watched, body: str) -> None:
+    seen.page.route("**/dashboard/events", lambda route: route.fulfill(status=502, body=body))
+    seen.page.reload()
+    expect(seen.page.get_by_text("The gateway answers 502. Trying again.")).to_be_visible()
+    seen.page.unroute("**/dashboard/events")
+    seen.expect_state("Live")
+
+
 def test_a_key_is_kept_for_the_tab_until_it_is_forgotten(seen: Watched) -> None:
     seen.page.reload()
     seen.expect_state("Live")

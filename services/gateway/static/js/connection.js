@@ -102,13 +102,10 @@ export class Connection {
   }
 }
 
-// What an answer with an error says.
+// What an answer with an error says; one of something on the way may be anything.
 export async function problemOf(answer) {
-  try {
-    return (await answer.json()).error.message;
-  } catch {
-    return `the gateway answers ${answer.status}`;
-  }
+  const said = await answer.json().then(({ error }) => error.message).catch(() => "");
+  return typeof said === "string" && said ? said : `the gateway answers ${answer.status}`;
 }
 
 // Browsers differ in what they say where nobody answers.
