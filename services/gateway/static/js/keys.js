@@ -3,6 +3,7 @@
 import { byId } from "./dom.js";
 
 const STORED = "slackwater.key";
+const SENDABLE = /^[\x20-\x7e]*$/; // in a header; what was copied with the key, and is not seen, may not be
 
 export class Keys {
   onForget = () => {};
@@ -11,8 +12,14 @@ export class Keys {
   #resolve = null; // of who waits for a key
 
   constructor() {
-    byId("key-form").addEventListener("submit", () => {
-      sessionStorage.setItem(STORED, byId("key").value.trim());
+    byId("key-form").addEventListener("submit", (event) => {
+      const given = byId("key").value.trim();
+      if (!SENDABLE.test(given)) {
+        event.preventDefault();
+        byId("key-problem").textContent = "No key has such characters in it; copy it again.";
+        return;
+      }
+      sessionStorage.setItem(STORED, given);
       byId("key").value = "";
       this.#show();
       this.#resolve?.();
