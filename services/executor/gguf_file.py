@@ -13,11 +13,10 @@ from services.executor.gguf_tokenizer import Fields, why_no_tokenizer
 from shared.errors import ModelError
 
 ARCHITECTURE = "llama"
-TENSOR = re.compile(
-    r"(token_embd|output_norm|output|rope_freqs)\.weight"
-    r"|blk\.\d+\.(attn_(q|k|v|output|norm)|ffn_(gate|up|down|norm))\.weight"
-)
 LAYER_PARTS = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_norm")
+TENSOR = re.compile(
+    r"(token_embd|output_norm|output|rope_freqs)\.weight" rf"|blk\.\d+\.({'|'.join(LAYER_PARTS)})\.weight"
+)
 KEPT = ("general.architecture", "llama.", "tokenizer.", "split.")  # of the fields
 ROPE_FACTORS = "rope_freqs.weight"
 LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
