@@ -39,6 +39,7 @@ class ChunkWriter:
         texts = b',"choices":[{"index":%d,"logprobs":null,"finish_reason":null,' + delta
         self._text_heads = [self._head + texts % index for index in range(self.num_choices)]
         self._text_end = b"}}]" if self._chat else b"}]"
+        self._plain_tail = self._usage + b"}\n\n"
 
     def start(self) -> bytes:
         """The chunk of each choice before its first text; text completions have none."""
@@ -90,7 +91,7 @@ class ChunkWriter:
     def _tail(self, index: int) -> bytes:
         """Of a chunk of the choice."""
         if self.usage_so_far is None:
-            return self._usage + b"}\n\n"
+            return self._plain_tail
         return b',"usage":' + _json.encode(self.usage_so_far(index)) + b"}\n\n"
 
 
