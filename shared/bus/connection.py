@@ -37,7 +37,7 @@ NO_JETSTREAM = "JetStream does not answer; nats-server has it with -js, or with 
 
 # JetStream's error codes for a store that is full: of an account, of the server.
 STORE_IS_FULL = (10002, 10023)
-NO_ROOM = "the bus has no room (nats-server's max_file_store): delete files, or give it more"
+NO_ROOM_IN_WORDS = "the bus has no room (nats-server's max_file_store): delete files, or give it more"
 
 FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
 
@@ -428,6 +428,6 @@ class failing_as(keeping_cancellation):
         if isinstance(error, nats.js.errors.ServiceUnavailableError) and error.code is None:  # nobody listens
             raise BusError(f"{self._doing}: {NO_JETSTREAM}") from error
         if isinstance(error, nats.js.errors.APIError) and error.err_code in STORE_IS_FULL:
-            raise NoRoomOnBusError(f"{self._doing}: {NO_ROOM}") from error
+            raise NoRoomOnBusError(f"{self._doing}: {NO_ROOM_IN_WORDS}") from error
         if isinstance(error, FAILURES):
             raise BusError(f"{self._doing}: {str(error) or repr(error)}") from error

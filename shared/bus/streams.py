@@ -57,7 +57,7 @@ NO_SUCH_STREAM = (10059,)
 STORE_FAILED = 10077  # for any reason, which the description says
 SUBJECT_IS_TAKEN = "per subject exceeded"  # in that: the stream keeps one message per subject and has it
 STREAM_DIFFERS = 10058  # the stream exists with another configuration
-NO_ROOM = 10026  # for another consumer of the stream; as a rule there is soon: whoever has read leaves
+NO_MORE_CONSUMERS = 10026  # for another consumer of the stream; as a rule there is soon: whoever has read leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class Streams(Connection):
                 num_tries = num_refused = 0
             except FAILURES as error:
                 has_held = generation == self.reconnects and not self.is_away
-                is_refused = getattr(error, "err_code", None) == NO_ROOM
+                is_refused = getattr(error, "err_code", None) == NO_MORE_CONSUMERS
                 num_refused += is_refused
                 waits = is_refused and num_refused <= MOST_REFUSALS
                 if not caught_up and last < start and has_held and not waits:
