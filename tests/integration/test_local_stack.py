@@ -206,12 +206,8 @@ def test_a_stack_that_is_still_starting_can_be_stopped(make_stack: MakeStack) ->
     assert not [pid for pid in pids if is_running(pid)]
 
 
-@pytest.mark.slow
-def test_a_hung_service_does_not_hold_up_a_second_request_to_stop(make_stack: MakeStack) -> None:
-    stack = make_stack("--engine", "sim")
-    stack.start()
-    pids = stack.pids()
-    os.kill(pids["gateway"], signal.SIGSTOP)
+def interrupt_until_it_kills(stack: LocalStack) -> None:
+    """Ctrl-C again and again, until the supervisor says that it kills what is left."""
 
     def killing() -> bool:
         if "killing what is left" in stack.stderr():
@@ -220,6 +216,15 @@ def test_a_hung_service_does_not_hold_up_a_second_request_to_stop(make_stack: Ma
         return False
 
     wait_until(killing, what=stack.stderr)
+
+
+@pytest.mark.slow
+def test_a_hung_service_does_not_hold_up_a_second_request_to_stop(make_stack: MakeStack) -> None:
+    stack = make_stack("--engine", "sim")
+    stack.start()
+    pids = stack.pids()
+    os.kill(pids["gateway"], signal.SIGSTOP)
+    interrupt_until_it_kills(stack)
     assert stack.supervisor.wait() == 130
     assert not [pid for pid in pids.values() if is_running(pid)]
 
@@ -232,14 +237,7 @@ def test_what_is_killed_while_a_stack_gives_up_its_start_is_not_started_again(ma
     wait_until(lambda: (stack.data_dir / "stack.json").exists() and "gateway" in stack.pids(), what=stack.stderr)
     pids = stack.pids()
     os.kill(pids["nats-server"], signal.SIGSTOP)
-
-    def killing() -> bool:
-        if "killing what is left" in stack.stderr():
-            return True
-        stack.supervisor.send_signal(signal.SIGINT)
-        return False
-
-    wait_until(killing, what=stack.stderr)
+    interrupt_until_it_kills(stack)
     assert stack.supervisor.wait(STOP_S) == 130
     assert "again" not in stack.stderr()
     assert not [pid for pid in pids.values() if is_running(pid)]
