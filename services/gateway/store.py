@@ -117,6 +117,7 @@ class FileStore(RecordStore[FileRecord]):
         """Raises RequestError (404) and BusError."""
         await self.get(file_id, tenant)
         await self._remove(file_id)
+        await self._hide_without_bytes(file_id)
 
     def chunks(self, record: FileRecord) -> AsyncIterator[bytes]:
         """The contents, as far as the record says: an output may still grow. Raises NotFoundOnBusError and BusError."""
@@ -133,6 +134,16 @@ class FileStore(RecordStore[FileRecord]):
             await self.objects.empty(file_id)
             await self.records.delete(file_id)
         await self.objects.delete(file_id)
+
+    async def _hide_without_bytes(self, file_id: str) -> None:
+        """The record of a batch's output which the offline-queue, that still wrote it, has shown again before it could
+        see that the bytes were gone. One that it writes anew has its bytes before its record."""
+        with contextlib.suppress(NotFoundOnBusError, ConflictError):
+            entry = await self.records.get(file_id)
+            try:
+                await anext(self.objects.chunks(file_id), b"")
+            except NotFoundOnBusError:
+                await self.records.delete(file_id, entry.revision)
 
     def _is_shown(self, record: FileRecord) -> bool:
         return record.expires_at is None or record.expires_at > self.clock.unix_s()

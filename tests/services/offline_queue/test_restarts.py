@@ -13,6 +13,8 @@ import pytest
 from msgspec.structs import replace
 from nats.js.api import Header
 
+from services.gateway.store import FileStore
+from services.gateway.tenants import Tenant
 from services.local.stack.machine import free_port
 from services.offline_queue.batches import ingest, life
 from services.offline_queue.batches import lines as batch_lines
@@ -24,7 +26,7 @@ from shared.bus import Bus, GrowingObject
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.offline.batches import BatchRecord
+from shared.protocol.offline.batches import BatchRecord, FileRecord
 from shared.protocol.offline.requests import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from tests.conftest import nats_server_binary, wait_for_port
@@ -212,6 +214,39 @@ async def test_a_client_deletes_the_output_while_it_is_closed(desk: Desk, monkey
     monkeypatch.setattr(GrowingObject, "describe", describe_late)
     async with desk.running():
         await assert_complete(desk, await desk.until_cleared(batch_id), ["a"])
+
+
+async def test_a_client_deletes_the_output_as_its_batch_ends(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes go when the offline-queue has seen them for the last time, the record went just before."""
+    files = FileStore(await desk.bus.bucket(subjects.FILES_BUCKET, FileRecord), desk.clock, await desk.bus.objects())
+    batch_id = await desk.submit([chat_line("a")])
+    describe, num_described = GrowingObject.describe, 0
+    delete_object, deletions = files.objects.delete, []
+    record_is_gone, ended = asyncio.Event(), asyncio.Event()
+
+    async def delete_late(name: str) -> None:
+        record_is_gone.set()
+        await ended.wait()
+        await delete_object(name)
+
+    async def describe_late(file: GrowingObject) -> None:
+        nonlocal num_described
+        num_described += 1
+        if num_described == 2:
+            deletions.append(asyncio.create_task(files.delete(file.name, Tenant("", is_admin=True))))
+            await record_is_gone.wait()
+        await describe(file)
+
+    monkeypatch.setattr(files.objects, "delete", delete_late)
+    monkeypatch.setattr(GrowingObject, "describe", describe_late)
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+        assert (record.status, record.request_counts.completed) == ("completed", 1)
+        assert [file.id for file in await files.all()] == [record.input_file_id, record.output_file_id]
+        ended.set()
+        await asyncio.gather(*deletions)
+    assert [file.id for file in await files.all()] == [record.input_file_id]
+    assert set(await files.objects.all()) == {record.input_file_id}
 
 
 async def test_killed_between_a_piece_of_the_output_and_its_record(desk: Desk, clock: ManualClock) -> None:
