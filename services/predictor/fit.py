@@ -30,7 +30,7 @@ HOLD_OUT_EVERY = 5
 BETTER_MAPE = 0.005
 SURE_SIGMAS = 2.0
 MAX_BIAS = 0.03  # of a published model's total over recent samples; their noise alone makes about 1%
-CALIBRATION_LIMITS = (0.5, 2.0)  # beyond it is not drift: something else is wrong
+CALIBRATION_LIMITS = (0.5, 2.0)  # of a sample's predicted time; beyond it is not drift: something else is wrong
 DIFFERENT_PREDICTION = 0.05
 DIFFERENT_QUANTILE = 0.9
 TIMED_BATCHES = 256
@@ -124,16 +124,17 @@ def rivals(spec: EngineSpec | None) -> Iterator[FitOf]:
 def calibrated(fitted: Fit, recent: Sequence[Observation]) -> Fit:
     """Scaled so that the total over ``recent`` samples is right: all shapes in the window count alike in a fit, but a
     schedule is made for the machine as it is now and for the shapes that run now."""
-    low, high = CALIBRATION_LIMITS
-    factor = min(max(bias(fitted.model, recent), low), high)
+    factor = bias(fitted.model, recent)
     linear = LinearLatencyModel(*fitted.linear).scaled(factor).coefficients()
     return replace(fitted, model=fitted.model.scaled(factor), linear=linear)
 
 
 def bias(model: FittedModel, recent: Sequence[Observation]) -> float:
-    """Measured over predicted time, in total; 1 where there is nothing to compare."""
-    predicted_ms = total_ms(model, recent)
-    return sum(observation.latency_ms for observation in recent) / predicted_ms if predicted_ms > 0 else 1.0
+    """Measured over predicted time, in total; 1 where there is nothing to compare. No sample counts for more than
+    CALIBRATION_LIMITS: one that met a stall would make all others seem as much longer."""
+    predicted_ms, (low, high) = _predictions(model, recent), CALIBRATION_LIMITS
+    measured_ms = np.clip(_latencies_ms(recent), low * predicted_ms, high * predicted_ms)
+    return float(measured_ms.sum() / predicted_ms.sum()) if predicted_ms.any() else 1.0
 
 
 def total_ms(model: FittedModel, observations: Sequence[Observation]) -> float:
@@ -208,9 +209,12 @@ def prediction_us(
 
 
 def _relative_errors(model: FittedModel, observations: Sequence[Observation]) -> Array:
-    latencies = np.array([observation.latency_ms for observation in observations])
-    errors: Array = np.abs(_predictions(model, observations) / latencies - 1.0)
+    errors: Array = np.abs(_predictions(model, observations) / _latencies_ms(observations) - 1.0)
     return errors
+
+
+def _latencies_ms(observations: Sequence[Observation]) -> Array:
+    return np.array([observation.latency_ms for observation in observations])
 
 
 def _predictions(model: FittedModel, observations: Sequence[Observation]) -> Array:

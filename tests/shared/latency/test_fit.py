@@ -169,6 +169,20 @@ def test_calibration_has_limits_and_needs_samples() -> None:
     assert bias(calibrated(fitted, stalled).model, observations) == pytest.approx(0.5, abs=0.01)
 
 
+def test_a_step_that_stalls_leaves_the_model_as_it_is() -> None:
+    """One of a hundred times its length had the other 127 predicted at 1.7 times theirs."""
+    rng = random.Random(11)
+    observations = timed(varied_shapes(rng, 400), rng, 0.02)
+    published = fit(observations)
+    shape = make_shape(contexts=(300,) * 8)
+    usual_ms = published.model.predict_ms(shape)
+    recent = [Observation(shape, usual_ms * rng.lognormvariate(0, 0.01)) for _ in range(128)]
+    recent[64] = Observation(shape, 100 * usual_ms)
+    assert bias(published.model, recent) == pytest.approx(1.0, abs=0.02)
+    assert calibrated(published, recent).model.predict_ms(shape) == pytest.approx(usual_ms, rel=0.02)
+    assert not is_material(published, published.model, observations, recent)
+
+
 def test_the_same_samples_give_the_same_model() -> None:
     observations = rooflined(random.Random(7), 800, noise=0.01)
     first, again = fit(observations), fit(observations)
