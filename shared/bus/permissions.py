@@ -82,8 +82,13 @@ def reads(*buckets: str) -> Permissions:
 def writes(*buckets: str) -> Permissions:
     """Records of KV buckets, which it reads too."""
     changes = says(*(f"$KV.{bucket}.>" for bucket in buckets))
-    settings = says(*(f"$JS.API.STREAM.UPDATE.KV_{bucket}" for bucket in buckets))
-    return reads(*buckets) + changes + settings + _sum(_clears(f"KV_{bucket}") for bucket in buckets)
+    return reads(*buckets) + changes + _sum(_clears(f"KV_{bucket}") for bucket in buckets)
+
+
+def _sets(*streams: str) -> Permissions:
+    """Settings of streams. They may have the server copy another stream into one of these, or what comes into one to
+    any subject: whoever has this can read and write all that is stored."""
+    return says(*(f"$JS.API.STREAM.UPDATE.{stream}" for stream in streams))
 
 
 def _files() -> Permissions:
@@ -115,6 +120,7 @@ ROLES: dict[BusRole, tuple[Permissions, ...]] = {
         says(subjects.SLO_STATUS, subjects.drain(ANY), subjects.role(ANY)),
         writes(subjects.FILES_BUCKET, subjects.BATCHES_BUCKET, subjects.BATCH_KEYS_BUCKET),
         writes(subjects.RESPONSES_BUCKET, subjects.KEY_USAGE_BUCKET),
+        _sets(f"KV_{subjects.RESPONSES_BUCKET}"),  # for how long it keeps them
         reads(subjects.API_KEYS_BUCKET, subjects.REVOKED_API_KEYS_BUCKET, subjects.EXECUTORS_BUCKET),
         reads(subjects.BUDGETS_BUCKET, subjects.LATENCY_MODELS_BUCKET, subjects.SLO_PROFILES_BUCKET),
         _uses(subjects.REQUESTS_STREAM),
@@ -134,7 +140,8 @@ ROLES: dict[BusRole, tuple[Permissions, ...]] = {
         _keeps(subjects.REQUESTS_STREAM, subjects.ALL_REQUESTS),
         _keeps(subjects.RESULTS_STREAM, subjects.RESULTS_AND_FAILURES),
         _files(),
-        says(*(f"$JS.API.STREAM.{what}.{stream}" for stream in subjects.STORED for what in ("INFO", "UPDATE"))),
+        says(*(f"$JS.API.STREAM.INFO.{stream}" for stream in subjects.STORED)),
+        _sets(*subjects.STORED),  # copies on further servers
     ),
     BusRole.PREDICTOR: (
         ANSWERS_PINGS,

@@ -112,6 +112,13 @@ FORBIDDEN = [
     (BusRole.OPERATOR, f"$KV.{subjects.BATCHES_BUCKET}.batch_1"),
     *((role, f"$JS.API.STREAM.DELETE.KV_{subjects.API_KEYS_BUCKET}") for role in BusRole),
     *((role, "$SYS.REQ.SERVER.PING") for role in BusRole),
+    # With a stream's settings the server copies others into it, or what comes into it to any subject.
+    *(
+        (role, f"$JS.API.STREAM.UPDATE.{name}")
+        for role in (BusRole.EXECUTOR, BusRole.PREDICTOR, BusRole.PROFILER, BusRole.OPERATOR)
+        for name in subjects.STORED
+    ),
+    (BusRole.GATEWAY, f"$JS.API.STREAM.UPDATE.KV_{subjects.BATCHES_BUCKET}"),
 ]
 UNHEARD = [
     (BusRole.EXECUTOR, f"{subjects.PREFIX}.gateway.*.tokens"),  # the answers of all users
