@@ -143,8 +143,9 @@ async def test_models_of_ever_new_kinds_are_no_more_than_kinds_may_be(
     models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
     service, model = predictor(bus), LinearCoefficients(TRUTH.coefficients())
     async with running(service):
-        for number in range(4):
+        for number in range(4):  # heard one by one: of those that are there already only the newest word is
             await models.put(f"kind-{number}", LatencyModelRecord(f"kind-{number}", model, 100, 0.01, 1.0))
+            await until(lambda least=min(number + 1, 2): service.details()["profiles"] == least)
         changed = LatencyModelRecord("kind-0", model, 100, 0.25, 1.0)
         await models.put("kind-0", changed)
         await until(lambda: service.details()["worst_mape"] == changed.mape)
