@@ -37,8 +37,9 @@ class Interruption:
         self._asked = step
 
     def check(self) -> None:
-        """Called in each layer. Raises StepInterruptedError. While a step may be interrupted, no more than a few layers
-        of it wait for the device."""
+        """Called in each layer. Raises StepInterruptedError, once the device has ended what was launched: the slots
+        that it writes may be others' from then on. While a step may be interrupted, no more than a few layers of it
+        wait for the device."""
         if self._step is None:
             return
         if self._is_cuda:
@@ -48,4 +49,6 @@ class Interruption:
             if len(self._launched) > LAYERS_AHEAD:
                 self._launched.popleft().synchronize()
         if self._asked == self._step:
+            if self._is_cuda:
+                self._launched[-1].synchronize()
             raise StepInterruptedError
