@@ -65,14 +65,15 @@ class HostSlots(ABC):
 
 
 class HostPool(HostSlots):
-    """In this process; pinned for a GPU."""
+    """In this process. Slots lie in memory of just their size: only what crosses a GPU's bus is pinned, since torch
+    rounds up what it pins to a power of two."""
 
     def __init__(self, layers: KVLayers, num_slots: int) -> None:
         """Before the KV caches hold anything. Raises RuntimeError where there is no memory for the slots."""
         super().__init__()
         self.num_slots = num_slots
         self._layers = layers
-        self._rows = layers.new_buffer(num_slots, "cpu")  # [num_slots, slot_values]
+        self._rows = torch.empty(num_slots, layers.slot_values, dtype=layers.caches[0].dtype)
         self._is_gpu = layers.device.type == "cuda"
         if self._is_gpu:
             self._incoming_stream = torch.cuda.Stream(layers.device)  # type: ignore[no-untyped-call]

@@ -102,6 +102,20 @@ def copy_at_random(pool: HostSlots, layers: KVLayers, rng: random.Random) -> Non
         filled = [slot for slot in filled if slot not in restored] + checkpointed
 
 
+def test_only_what_is_copied_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch takes up to twice as much for what it pins as it is asked for, and keeps it."""
+    new_buffer, asked = KVLayers.new_buffer, list[int]()
+
+    def noted(layers: KVLayers, num_slots: int, device: torch.device | str | None = None) -> torch.Tensor:
+        asked.append(num_slots)
+        return new_buffer(layers, num_slots, device)
+
+    monkeypatch.setattr(KVLayers, "new_buffer", noted)
+    pool = HostPool(KVLayers.of([torch.randn(NUM_BLOCKS, BLOCK, 2, 8)]), 1000)
+    pool.close()
+    assert pool.num_slots == 1000 and max(asked) == NUM_BLOCKS * BLOCK, "those that were copied to time it"
+
+
 def test_a_copy_that_fails_fails_its_step_and_no_other() -> None:
     layers = KVLayers.of([torch.randn(NUM_BLOCKS, BLOCK, 2, 8)])
     pool = HostPool(layers, NUM_HOST_SLOTS)
