@@ -8,7 +8,6 @@ import re
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from copy import copy
 from functools import partial
 
 from msgspec.structs import replace
@@ -359,7 +358,7 @@ class ExecutorService(Service):
 
     def _heartbeat(self) -> Heartbeat:
         table = self._replica.table
-        counters = copy(self._replica.totals)
+        counters = self._replica.counters()
         counters.messages_dropped, counters.messages_failed = self._bus.num_dropped, self._bus.num_failed
         return Heartbeat(
             info=self.info,

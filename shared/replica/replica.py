@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.executors import EngineSpec
+from shared.protocol.executors import EngineSpec, ExecutorCounters
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepPlan
@@ -93,6 +93,10 @@ class Replica:
     @property
     def has_work(self) -> bool:
         return bool(self._live.by_id)
+
+    def counters(self) -> ExecutorCounters:
+        """The totals so far, to be told: without those of a step ahead, which may be taken back, so that none falls."""
+        return replace(self.totals, **(self._ahead.counts if self._ahead is not None else {}))
 
     @property
     def pace(self) -> Pace:

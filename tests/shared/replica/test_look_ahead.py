@@ -4,10 +4,10 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from shared.errors import EngineError
-from shared.protocol.executors import EngineSpec
+from shared.protocol.executors import EngineSpec, ExecutorCounters
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan
@@ -58,6 +58,7 @@ class Overlapped:
     num_ahead: int = 0
     num_for_nothing: int = 0  # rows of requests that had ended
     num_taken_back: int = 0
+    counted: ExecutorCounters = field(default_factory=ExecutorCounters)  # as they were told last
 
     def __post_init__(self) -> None:
         spec = self.engine.spec
@@ -143,6 +144,9 @@ class Overlapped:
     def check(self) -> None:
         self.replica.pool.check_integrity()
         self.replica.table.check_integrity()
+        before, self.counted = self.counted, self.replica.counters()
+        fallen = [name for name, count in asdict(before).items() if getattr(self.counted, name) < count]
+        assert not fallen, "whoever takes differences of counters sees an executor begin anew"
 
     def drain(self, looks_ahead: bool = True) -> None:
         while self.replica.has_work or self.running is not None:
