@@ -31,10 +31,12 @@ class DecodeGraphs:
     def __init__(self, forward: Forward, inputs: PaddedDecodes, max_decodes: int, record: Recorder) -> None:
         """Record all sizes, the largest first, so that the others find memory in its pool. KV is neither read nor
         written. Raises RuntimeError where the model's forward cannot be recorded."""
+        self._forward = forward
         self._inputs = inputs
+        self._logits = SharedLogits(max_decodes)
         self._replays: dict[int, Run] = {}
         for size in reversed(graph_sizes(max_decodes)):
-            self._replays[size] = record(partial(forward, *inputs.rows(size)))
+            self._replays[size] = record(partial(self._run, size))
         self.sizes = sorted(self._replays)  # recorded batch sizes
 
     def logits(self, layout: StepLayout, input_ids: Ints) -> torch.Tensor | None:
@@ -45,6 +47,24 @@ class DecodeGraphs:
         size = next(size for size in self.sizes if size >= count)
         self._inputs.load(layout, input_ids)
         return self._replays[size]()[:count]
+
+    def _run(self, size: int) -> torch.Tensor:
+        return self._logits.hold(self._forward(*self._inputs.rows(size)))
+
+
+class SharedLogits:
+    """Of passes of all sizes, no two of which run at a time. Logits that each left where it computed them would be
+    taken out of the pool for good, which is a gigabyte for 128,000 tokens and sizes up to 256."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._memory: torch.Tensor | None = None  # [max_rows, vocab_size], from the first on
+
+    def hold(self, logits: torch.Tensor) -> torch.Tensor:
+        """``logits`` [num_rows, vocab_size], in the memory of all."""
+        if self._memory is None:
+            self._memory = logits.new_empty(self._max_rows, logits.shape[1])
+        return self._memory[: len(logits)].copy_(logits)
 
 
 def cuda_recorder(device: torch.device) -> Recorder:

@@ -19,7 +19,7 @@ from kernels.kv_write import write_kv
 from kernels.paged_attention import AttentionMetadata, paged_attention
 from kernels.slots import Ints, StepLayout
 from services.executor.engines.torch.attention import AttentionStep, Layer
-from services.executor.engines.torch.graphs import WARM_UPS, sizes_up_to
+from services.executor.engines.torch.graphs import WARM_UPS, SharedLogits, sizes_up_to
 
 SMALL_SIZES = (16, 32, 64)
 SIZE_STEP = 128  # as tiles of products are
@@ -68,6 +68,7 @@ class PiecewiseGraphs:
         self._inputs = StaticInputs(_padding(max_tokens, max_rows), device)
         self._input_ids, self._positions, self._slots, self._rows = self._inputs.tensors
         self._buffer = GatherBuffer()
+        self._logits = SharedLogits(min(max_tokens, max_rows))
         self._layers: list[_Layer] = []
         self._shared: dict[tuple[int, ...], torch.Tensor] = {}  # queries and results, of one layer after the other
         self._replays: dict[int, Run] = {}
@@ -116,7 +117,7 @@ class PiecewiseGraphs:
             cut(number)
             return attended[:size]
 
-        return self._forward(self._input_ids[:size], self._positions[:size], rows, step)
+        return self._logits.hold(self._forward(self._input_ids[:size], self._positions[:size], rows, step))
 
     def _static(self, use: int, like: torch.Tensor, num_heads: int, dim: int) -> torch.Tensor:
         key = (use, num_heads, dim)

@@ -110,6 +110,31 @@ def test_what_is_recorded_is_told(llama_path: Path) -> None:
 
 
 @needs_triton
+def test_what_is_recorded_shares_the_memory_of_its_logits(llama_path: Path) -> None:
+    """A graph's output stays taken for as long as the graph is there."""
+    engine, replays, pieces = load(llama_path, num_blocks=40), Replays(), PieceReplays()
+    of_decodes, of_pieces = list[torch.Tensor](), list[torch.Tensor]()
+
+    def record(run: Run) -> Run:
+        replay = replays(run)
+        of_decodes.append(replay())
+        return replay
+
+    def record_pieces(run: PieceRun) -> PieceRun:
+        replay = pieces(run)
+        of_pieces.append(replay(lambda number: None))
+        return replay
+
+    engine.record_decodes(MAX_DECODES, record)
+    engine.record_pieces(MAX_TOKENS, MAX_DECODES, record_pieces)
+    assert [len(logits) for logits in of_decodes] == [9, 8, 4, 2, 1]
+    assert [len(logits) for logits in of_pieces] == [9, 9, 9]
+    for kept in (of_decodes, of_pieces):
+        assert len({logits.data_ptr() for logits in kept}) == 1
+    engine.close()
+
+
+@needs_triton
 def test_random_decode_batches(engines: tuple[TorchEngine, TorchEngine, Replays]) -> None:
     """Around every edge of the recorded sizes, of both directions, greedy and drawn, some rows not sampled."""
     plain, recorded, replays = engines
