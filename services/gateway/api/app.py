@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -106,6 +107,9 @@ def make_routes(keys_required: bool) -> DescribedApp:
     """All endpoints, without what they work with."""
     app = DescribedApp(keys_required)
     pages = (stack, usage, unserved, docs, dashboard)
-    for module in (completions, responses, embeddings, tokens, files, batches, operations, *pages):
-        app.include_router(module.router)
+    modules = (completions, responses, embeddings, tokens, files, batches, operations, *pages)
+    routers = [module.router for module in modules]
+    app.state.routes = [*app.routes, *chain.from_iterable(router.routes for router in routers)]
+    for router in routers:
+        app.include_router(router)
     return app

@@ -29,9 +29,10 @@ def methods_there(request: Request) -> list[str]:
 
 
 def routes_at(app: FastAPI, asked: Scope, path: str) -> Iterator[tuple[Match, BaseRoute]]:
-    """The routes of a path, whatever the method."""
+    """The routes of a path, whatever the method. The application's own list may have a router in place of its routes,
+    which says nothing of their methods."""
     scope = {**asked, "path": path}
-    for route in app.routes:
+    for route in app.state.routes:
         match, _ = route.matches(scope)
         if match is not Match.NONE:
             yield match, route
