@@ -54,6 +54,7 @@ class DescribedApp(FastAPI):
             version=version(),
             docs_url=None,
             redoc_url=None,
+            redirect_slashes=False,  # behind a proxy that speaks TLS, to what does not: with the key and the prompt
             generate_unique_id_function=attrgetter("name"),
         )
         self._keys_required = keys_required

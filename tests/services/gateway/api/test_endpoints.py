@@ -138,6 +138,8 @@ def test_another_method_is_told_all_that_there_are(rig: GatewayRig, method: str,
         ("POST", "/v1/v1/completions", "/v1/completions"),
         ("POST", "/v1/tokenize", "/tokenize"),
         ("GET", "//v1/batches", "/v1/batches"),
+        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+        ("GET", "/v1/files/", "/v1/files"),
     ],
 )
 def test_a_base_url_that_is_wrong_is_told_what_there_is(rig: GatewayRig, method: str, path: str, near: str) -> None:
