@@ -267,6 +267,8 @@ def test_the_nats_configuration_is_valid_and_matches_that_of_a_local_stack(tmp_p
     assert "bus:/etc/nats/bus:ro" in services["nats"]["volumes"]
     assert f"max_payload: {MAX_PAYLOAD}" in config.read_text()
     assert f"sync_interval: {SYNC_INTERVAL} " in config.read_text()
+    (watched,) = re.findall(r"^http\w*: (.*?)  #", config.read_text(), re.MULTILINE)
+    assert watched.strip('"') in services["nats"]["healthcheck"]["test"][-1], "by its own container alone"
     assert services["nats"]["volumes"][1] == "nats:/data" and 'store_dir: "/data"' in config.read_text()
 
 
