@@ -172,6 +172,7 @@ CASES = [
     (64, 3, torch.float32, None, True),
     (128, 4, torch.float32, None, True),
     (256, 2, torch.float32, None, True),
+    (512, 8, torch.bfloat16, None, True),
 ]
 
 

@@ -65,16 +65,17 @@ class Tiles:
 def decode_tile_shape(group_size: int, head_dim: int, dtype: torch.dtype, shared_bytes: int) -> TileShape:
     """For one new token a sequence: bound by memory, so few rows and many bytes of KV on their way.
 
-    These shapes, and those of chunks, fit the shared memory of every GPU from compute capability 8.0 on, and ptxas
-    compiles them for 8.0 and 9.0 without spilling registers; float32 at head size 256 spills a little. Of 27 shapes of
-    decodes and 36 of chunks, in bfloat16 with heads of 64 and 128, they are the fastest on an H100, or within 3% of it.
+    These shapes, and those of chunks, fit the shared memory of every GPU from compute capability 8.0 on, float32 with
+    heads of more than 256 that of the data center's alone. ptxas compiles them for 8.0 and 9.0 without spilling
+    registers; float32 at head size 256 spills a little, beyond it much. Of 27 shapes of decodes and 36 of chunks, in
+    bfloat16 with heads of 64 and 128, they are the fastest on an H100, or within 3% of it.
     """
     rows = max(16, 1 << (group_size - 1).bit_length())
     if dtype == torch.float32:
         return TileShape(rows, 32, 4, 2, 2) if head_dim <= 128 else TileShape(rows, 16, 4, 1, 2)
     if 64 < head_dim <= 128 and shared_bytes >= LARGE_SHARED_BYTES:
         return TileShape(rows, 128, 4, 2, 1)
-    keys = 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
+    keys = 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
     return TileShape(rows, keys, 4, 2, 2)
 
 
@@ -87,7 +88,10 @@ def chunk_tile_shape(group_size: int, head_dim: int, dtype: torch.dtype, shared_
         return TileShape(max(64, least), 128, 4, 2, 1)
     if head_dim <= 128:
         return TileShape(max(128, least), 64, 8, 2, 1)
-    return TileShape(max(64, least), 32, 8, 2 if shared_bytes >= LARGE_SHARED_BYTES else 1, 1)
+    is_large = shared_bytes >= LARGE_SHARED_BYTES
+    if head_dim <= 256:
+        return TileShape(max(64, least), 32, 8, 2 if is_large else 1, 1)
+    return TileShape(max(64, least), 16, 8, 2, 1) if is_large else TileShape(max(32, least), 16, 8, 1, 1)
 
 
 def fused_tile_shapes(group_size: int, head_dim: int, dtype: torch.dtype, shared_bytes: int) -> FusedShapes | None:

@@ -51,13 +51,13 @@ def compiled_for(capability: int, case: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("case", range(11))
 def test_kernels_fit_an_sm(case: int, capability: int) -> None:
     kernels = compiled_for(capability, case)
     attention = [kernel for kernel in kernels if kernel["kernel"] == "attention_kernel"]
     assert len(attention) == 3, "decodes without and with splits, and chunks"
     fused = [kernel for kernel in kernels if kernel["kernel"] == "fused_attention_kernel"]
-    num_fused = 0 if "float32, head 256" in kernels[0]["case"] else 3
+    num_fused = 0 if any(large in kernels[0]["case"] for large in ("float32, head 256", "head 512")) else 3
     assert len(fused) == num_fused, "splits of neither, of decodes, of both"
     assert {"reduce_splits_kernel", "write_kv_kernel", "copy_slots_kernel"} <= {kernel["kernel"] for kernel in kernels}
     for kernel in kernels:
@@ -73,7 +73,7 @@ def test_kernels_fit_an_sm(case: int, capability: int) -> None:
             assert kernel["wide_loads"], kernel
 
 
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("case", range(11))
 def test_kernels_fit_an_sm_with_little_shared_memory(case: int) -> None:
     for kernel in compiled_for(89, case):
         assert kernel["shared_bytes"] <= SHARED_BYTES[89], kernel

@@ -24,6 +24,7 @@ SHAPES = [
     Shape(((200, 1), (0, 31), (40, 1), (7, 1)), head_dim=96, num_heads=4, num_kv_heads=1, right=(1, 2)),
     Shape(((33, 1), (65, 1), (90, 40)), head_dim=128, num_heads=8, num_kv_heads=1, block_size=32, right=(1,)),
     Shape(((33, 1), (70, 1), (10, 20)), head_dim=256, num_heads=3, num_kv_heads=1, block_size=32, right=(0, 2)),
+    Shape(((33, 1), (5, 20)), head_dim=512, num_heads=8, num_kv_heads=1, right=(0,)),
     Shape(((5, 1), (11, 1), (3, 9)), num_heads=3, num_kv_heads=1, block_size=1, right=(1,)),
     Shape(((50, 1), (10, 1), (0, 40), (30, 40)), 4, 1, window=16, block_size=8, right=(1, 2)),
     Shape(((50, 1), (9, 1), (20, 40)), num_heads=3, num_kv_heads=1, window=1, right=(0, 2)),
@@ -31,7 +32,7 @@ SHAPES = [
     Shape(((0, 12), (3, 1)), window=100, right=(0,)),
     Shape(((20, 1), (6, 13)), head_dim=64, v_dim=32, num_heads=2, num_kv_heads=2, right=(1,)),
 ]
-QUICK = (SHAPES[2], SHAPES[3], SHAPES[8], SHAPES[13])  # that the interpreter runs in every dtype
+QUICK = (SHAPES[2], SHAPES[3], SHAPES[8], SHAPES[14])  # that the interpreter runs in every dtype
 
 
 @dtypes

@@ -44,7 +44,7 @@ def test_chunks_are_cut_whole_and_the_longest_read_comes_first() -> None:
 
 
 @pytest.mark.parametrize("group_size", [1, 3, 4, 8, 24, 71])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_every_query_head_of_a_kv_head_fits_a_tile(group_size: int, head_dim: int, dtype: torch.dtype) -> None:
     for shape in (
