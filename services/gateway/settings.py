@@ -25,6 +25,7 @@ from shared.settings.setting import (
     choices,
 )
 
+ALL, OWNER = "all", "owner"  # of prefix_sharing
 MIN_KEY_LENGTH = 32  # of a key that an operator chose
 
 
@@ -77,6 +78,14 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         str, Meta(description="valid beside the keys of slackwater key; better kept in the environment", extra=SECRET)
     ] = ""
+    prefix_sharing: Annotated[
+        str,
+        Meta(
+            description="whose requests a prompt finds computed: all: everybody's, owner: those of its API key or "
+            "organization alone, so that no time tells what others ask",
+            extra=choices((ALL, OWNER)),
+        ),
+    ] = ALL
     allowed_hosts: Annotated[
         str,
         Meta(
@@ -147,6 +156,11 @@ def ttft_bound_s(slo: str) -> float | None:
     """The tightest of these SLOs on TTFT that says it in seconds; None without one."""
     bounds_s = [each.limit / 1e3 for each in parse_slos(slo) if each.metric == "ttft_ms" and not each.relative]
     return min(bounds_s, default=None)
+
+
+def kv_owner(settings: GatewaySettings, owner: str) -> str:
+    """Whose requests alone find the KV of what this owner asks; empty: everybody's."""
+    return owner if settings.prefix_sharing == OWNER else ""
 
 
 def are_keys_required(settings: GatewaySettings) -> bool:

@@ -49,6 +49,7 @@ NOTES = {
     "chat_template": "the model's own; render the prompt yourself for `/v1/completions`",
     "priority": "online and offline requests are two kinds",
     "echo": "of a text",
+    "cache_salt": "`prefix_sharing` of `[gateway]` keeps owners apart",
     "tools": "where the template's format is known",
 }
 

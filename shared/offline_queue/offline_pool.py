@@ -27,7 +27,7 @@ class Packed(Protocol):
 
     @property
     def prompt(self) -> bytes:
-        """Its packed tokens, or the first of them: as many as an order is to know; ``marked`` by its adapter."""
+        """Its packed tokens, or the first of them: as many as an order is to know; ``marked`` by its group."""
 
     @property
     def scope(self) -> KVScope:
@@ -59,14 +59,14 @@ class PackedRequest(msgspec.Struct, gc=False):
     def of(cls, request: GenerateRequest) -> PackedRequest:
         rest = encode(replace(request, prompt_token_ids=[]))
         scope = request.sampling.kv_scope
-        return cls(rest, marked(pack_tokens(request.prompt_token_ids), scope.adapter), scope)
+        return cls(rest, marked(pack_tokens(request.prompt_token_ids), scope.group), scope)
 
     @property
     def num_bytes(self) -> int:
         return len(self.request) + len(self.prompt)
 
     def unpack(self) -> GenerateRequest:
-        token_ids = unpack_tokens(marked(self.prompt, self.scope.adapter))
+        token_ids = unpack_tokens(marked(self.prompt, self.scope.group))
         return replace(decode(self.request, GenerateRequest), prompt_token_ids=token_ids)
 
 
@@ -218,7 +218,7 @@ class OfflinePool:
         if item is None:
             return None
         scope = item.packed.scope
-        return marked(item.packed.prompt, scope.adapter), scope
+        return marked(item.packed.prompt, scope.group), scope
 
     def adapter(self, request_id: str) -> str:
         """That it is to run with; empty for none, and for an unknown id."""

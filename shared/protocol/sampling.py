@@ -71,11 +71,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     )
     adapter: str = ""  # the LoRA adapter that it runs with, by its name; empty: the model as it is
     follows: tuple[TokenId, ...] = ()  # the prompt's last tokens, where the output's text goes on with the prompt's
+    kv_owner: str = ""  # whose requests alone find its KV; empty: all that have its prompt
 
     @property
     def kv_scope(self) -> KVScope:
         """Of its prompt."""
-        return kv_scope(self.prompt_logprobs, self.adapter)
+        return kv_scope(self.prompt_logprobs, self.adapter, self.kv_owner)
 
     @property
     def ends_at_limit(self) -> bool:

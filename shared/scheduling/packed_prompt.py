@@ -24,12 +24,12 @@ def unpack_tokens(packed: bytes) -> list[int]:
     return token_ids.tolist()
 
 
-def marked(packed: bytes, adapter: str) -> bytes:
-    """A packed prompt as orders compare it: with another first token for each adapter, so that it begins as none of
-    another adapter's does, and its blocks are where they were. Marked once more it is as before; without an adapter it
-    is left as it is."""
-    if not adapter or not packed:
+def marked(packed: bytes, group: str) -> bytes:
+    """A packed prompt as orders compare it: with another first token for each group (``KVScope.group``), so that it
+    begins as none of another group's does, and its blocks are where they were. Marked once more it is as before;
+    without a group it is left as it is."""
+    if not group or not packed:
         return packed
-    mark = _MARKED | int.from_bytes(blake2b(adapter.encode(), digest_size=TOKEN_BYTES).digest(), "little")
+    mark = _MARKED | int.from_bytes(blake2b(group.encode(), digest_size=TOKEN_BYTES).digest(), "little")
     first = int.from_bytes(packed[:TOKEN_BYTES], sys.byteorder) ^ mark
     return first.to_bytes(TOKEN_BYTES, sys.byteorder) + packed[TOKEN_BYTES:]

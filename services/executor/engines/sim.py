@@ -27,6 +27,7 @@ from shared.protocol.prompt_scores import PromptScore, pack_scores
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import KVRegions, KVShards, Sequence, StepBatch, StepResult, batch_shape
+from shared.scheduling.kv.block_hash import kv_scope
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.simulation.copies import CopyTimeline
@@ -159,7 +160,7 @@ class SimEngine:
     def _token(self, sequence: Sequence) -> int:
         """A function of seed, position and adapter alone, where all tokens may come."""
         position, sampling = sequence.num_computed_tokens + len(sequence.token_ids), sequence.sampling
-        draw = _mix(sampling.seed * 0x9E3779B97F4A7C15 + position + _number(sampling.kv_scope.root))
+        draw = _mix(sampling.seed * 0x9E3779B97F4A7C15 + position + _number(kv_scope(None, sampling.adapter).root))
         if sampling.forbids_tokens:
             return self._allowed_token(sequence, position, draw)
         return self._drawn(sampling, draw)
@@ -218,7 +219,7 @@ class SimEngine:
     def _embedding(self, sequence: Sequence) -> bytes:
         """A function of the prompt's tokens and the adapter alone."""
         assert sequence.history is not None, "an embedding is that of a whole prompt"
-        root = sequence.sampling.kv_scope.root
+        root = kv_scope(None, sequence.sampling.adapter).root
         digest = blake2b(root + pack_tokens(sequence.history.token_ids), digest_size=8).digest()
         draws = random.Random(_number(digest))
         values = [draws.gauss(0.0, 1.0) for _ in range(self._embedding_size)]

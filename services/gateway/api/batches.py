@@ -18,6 +18,7 @@ from services.gateway.http.bodies import Anchor, ExpirySeconds
 from services.gateway.http.errors import Refusal
 from services.gateway.http.operation import JsonResponse, answers, json_of
 from services.gateway.models import GatewayModel
+from services.gateway.settings import kv_owner
 from services.gateway.store import page
 from services.gateway.tenants import Tenant
 from shared.openai.batch_window import WINDOW_PATTERN, window_s
@@ -76,6 +77,7 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
         client_id=sender.client_id,
         client_weight=sender.client_weight,
         owner=tenant.owner,
+        kv_owner=kv_owner(context.settings, tenant.owner),
         traceparent=sender.span.traceparent,
     )
     key = idempotency_key or None

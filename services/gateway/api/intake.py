@@ -24,6 +24,7 @@ from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Sender
 from services.gateway.live.tracker import Tracker
 from services.gateway.models import GatewayModel
+from services.gateway.settings import kv_owner
 from services.gateway.tenants import Tenant
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.reasoning_chunks import ReasoningChunks
@@ -82,6 +83,14 @@ def _with_tier_of_url(request: Request, completion: CompletionRequest) -> Comple
     return msgspec.structs.replace(completion, service_tier=FLEX) if tier == FLEX else completion
 
 
+def _with_owner(request: Request, completion: CompletionRequest) -> CompletionRequest:
+    owner = kv_owner(context_of(request).settings, tenant_of(request).owner)
+    if not owner:
+        return completion
+    sampling = msgspec.structs.replace(completion.sampling, kv_owner=owner)
+    return msgspec.structs.replace(completion, sampling=sampling)
+
+
 async def answer(
     request: Request,
     completion: CompletionRequest,
@@ -92,7 +101,7 @@ async def answer(
     """Run its choices, and show them with ``writer`` as their tokens arrive, or with ``body`` when all are whole, and
     ``keep`` has done what comes before that. They are closed at their end, whatever ends them. ``writer``: None where
     no such request is streamed. Raises RequestError, Refusal, NoExecutorError and BusError."""
-    completion = _with_tier_of_url(request, completion)
+    completion = _with_owner(request, _with_tier_of_url(request, completion))
     context, choices = context_of(request), await _start_choices(request, completion)
     headers = caller_of(request).limits.headers(context.clock.monotonic_s())
     if completion.stream:

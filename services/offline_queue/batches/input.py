@@ -95,6 +95,7 @@ class BatchInput:
         request_id = f"{self._record.id}.{line}"
         try:
             completion, response = self._read_body(line, body)
+            sampling = msgspec.structs.replace(completion.sampling, kv_owner=self._record.kv_owner)
         except RequestError as error:
             parsed.failures.append(failed_result(request_id, error))
             parsed.lines.append(BatchLine(line, custom_id))
@@ -103,7 +104,7 @@ class BatchInput:
             request_id=request_id,
             kind=Kind.OFFLINE,
             prompt_token_ids=completion.prompt_token_ids,
-            sampling=completion.sampling,
+            sampling=sampling,
             arrival_s=float(self._record.created_at),
             traceparent=self._record.traceparent if line % LINES_A_TRACED == 1 else "",
         )

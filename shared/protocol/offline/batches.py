@@ -121,6 +121,7 @@ class BatchRecord(Batch, frozen=True):
     usage_by_day: dict[str, KeyUsage] = {}  # of a key's batch; a day as day_of writes it
     claim: str = ""  # of the request that made it; empty once one was answered with it again, or WITHDRAWN
     owner: str = ""  # whose it is, with its files: see owner_of
+    kv_owner: str = ""  # as of SamplingParams, of its requests
     traceparent: str = ""  # W3C trace context of the request that created it; empty where it is not traced
     queued_tokens: int = 0  # prompts and longest answers of its requests without a result, while it is at work
 

@@ -12,7 +12,7 @@ from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens
 HASH_BYTES = 16
 SHARED_TOPS = 9  # scores with so many most probable tokens or more take too much memory to be kept
 _EACH = Struct(f"{HASH_BYTES}s")
-_SCORED, _ADAPTER = b"scored", b"adapter"
+_SCORED, _GROUP = b"scored", b"adapter"
 _BLANK = blake2b(digest_size=HASH_BYTES)  # copied for each hash: three times as fast as a new one
 
 
@@ -21,20 +21,27 @@ class KVScope(NamedTuple):
 
     num_top: int | None = None  # of a prompt whose tokens are scored: see ``scored_chain``; None: they are not
     adapter: str = ""  # of the model, by its name: KV is another one with each
+    owner: str = ""  # whose KV it is alone; empty: whoever has the prompt may find it
+
+    @property
+    def group(self) -> str:
+        """The adapter and the owner, as one text; empty without either."""
+        return f"{self.adapter}\0{self.owner}" if self.owner else self.adapter
 
     @property
     def root(self) -> bytes:
         """What stands before the first block: ``parent`` of its hash."""
-        return blake2b(_ADAPTER + self.adapter.encode(), digest_size=HASH_BYTES).digest() if self.adapter else b""
+        group = self.group
+        return blake2b(_GROUP + group.encode(), digest_size=HASH_BYTES).digest() if group else b""
 
 
 PLAIN = KVScope()
 
 
 @lru_cache(maxsize=256)
-def kv_scope(num_top: int | None, adapter: str) -> KVScope:
+def kv_scope(num_top: int | None, adapter: str, owner: str = "") -> KVScope:
     """The same object for all that are alike: each of many waiting requests has one."""
-    return KVScope(num_top, adapter) if adapter or num_top is not None else PLAIN
+    return KVScope(num_top, adapter, owner) if adapter or owner or num_top is not None else PLAIN
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:

@@ -1,6 +1,7 @@
 """Requests with LoRA adapters: none finds the KV of another's, and none runs where its adapter is not."""
 
 import random
+from collections.abc import Callable
 from itertools import combinations, pairwise, product
 
 import msgspec
@@ -57,8 +58,12 @@ def adapted(request: GenerateRequest, adapter: str) -> GenerateRequest:
     return replace(request, sampling=replace(request.sampling, adapter=adapter))
 
 
+def owned(request: GenerateRequest, owner: str) -> GenerateRequest:
+    return replace(request, sampling=replace(request.sampling, kv_owner=owner))
+
+
 def test_chains_of_different_scopes_never_meet() -> None:
-    scopes = [KVScope(num_top, name) for num_top, name in product((None, 0, 1), NAMES)]
+    scopes = [KVScope(*each) for each in product((None, 0, 1), NAMES, ("", "key-alice", "key-bob"))]
     chains = [set(prompt_chain(PROMPT, 16, scope)) for scope in scopes]
     assert all(len(chain) == 6 for chain in chains)
     assert not any(one & other for one, other in combinations(chains, 2))
@@ -138,30 +143,33 @@ def test_none_moves_to_who_lacks_its_adapter(tokenizer: Tokenizer) -> None:
     assert taker.replica.handovers.reserve(moved) == "the adapter 'sql' is not loaded here"
 
 
-@pytest.mark.parametrize("name", ["", "sql"])
-def test_a_waiting_request_is_kept_as_it_is(name: str) -> None:
-    request = make_request("a", 33, kind=Kind.OFFLINE, adapter=name)
+@pytest.mark.parametrize(("name", "owner"), list(product(("", "sql"), ("", "key-alice"))))
+def test_a_waiting_request_is_kept_as_it_is(name: str, owner: str) -> None:
+    request = owned(make_request("a", 33, kind=Kind.OFFLINE, adapter=name), owner)
     packed = PackedRequest.of(request)
-    assert packed.unpack() == request and packed.scope == KVScope(None, name)
+    assert packed.unpack() == request and packed.scope == KVScope(None, name, owner)
     assert packed.scope is PackedRequest.of(replace(request, request_id="b")).scope, "one for all of them"
-    assert (packed.prompt == pack_tokens(request.prompt_token_ids)) is not bool(name)
+    assert (packed.prompt == pack_tokens(request.prompt_token_ids)) is not bool(name or owner)
     assert marked(marked(packed.prompt, "chat"), "chat") == packed.prompt
     assert marked(b"", "sql") == b""
 
 
 @pytest.mark.parametrize("order", ["psm", "psm-fair", "kv-aware", "blend"])
-def test_who_shares_a_prompt_but_no_adapter_is_no_neighbour(order: str) -> None:
-    """Of twelve requests with one prompt, those of each adapter stand together."""
+@pytest.mark.parametrize("parted", [adapted, owned])
+def test_who_shares_a_prompt_but_no_scope_is_no_neighbour(
+    order: str, parted: Callable[[GenerateRequest, str], GenerateRequest]
+) -> None:
+    """Of twelve requests with one prompt, those of each adapter, or owner, stand together."""
     pool = make_pool(order, [], utility_ratio=1.0)
     for number in range(12):
-        pool.enter(adapted(make_offline(number, prompt=64).request, NAMES[number % 3]))
-    adapters = [pool.adapter(request.request_id) for request in pool.in_order()]
-    changes = sum(one != other for one, other in pairwise(adapters))
-    assert len(adapters) == 12 and changes == 2
+        pool.enter(parted(make_offline(number, prompt=64).request, NAMES[number % 3]))
+    scopes = [pool.request(request.request_id).sampling.kv_scope for request in pool.in_order()]
+    changes = sum(one != other for one, other in pairwise(scopes))
+    assert len(scopes) == 12 and changes == 2
     demand = pool.demand(16)
     demand.catch_up(12)
-    for name in NAMES:
-        assert demand.runs(marked(pack_tokens(range(64)), name)) == [(4, 4)], "only they read these blocks"
+    for scope in scopes:
+        assert demand.runs(marked(pack_tokens(range(64)), scope.group)) == [(4, 4)], "only they read these blocks"
     pool.check_integrity()
 
 

@@ -21,7 +21,7 @@ PRESET = ("--preset", "sarathi++")
 UPLOAD = {"file": ("in.jsonl", b"{}\n")}
 COMPLETIONS = "/v1/completions"
 ENDPOINTS = list(USER_PERMISSIONS)
-GATEWAY = ("--require-keys", "always", "--api-key", ADMIN_KEY)
+GATEWAY = ("--require-keys", "always", "--api-key", ADMIN_KEY, "--prefix-sharing", "owner")
 
 
 @dataclass(frozen=True)
@@ -224,6 +224,32 @@ async def test_a_stored_response_is_its_owners(people: People, bus: Bus) -> None
     assert people.bob.get("/v1/responses/resp_old").status_code == 404
     assert [each.get("/v1/responses/resp_nobodys").status_code for each in (people.alice, people.admin)] == [404, 200]
     assert people.ben.delete(f"/v1/responses/{shared}").json()["deleted"] is True
+
+
+def test_nobody_learns_of_the_prefix_cache_what_others_have_asked(rig: GatewayRig, people: People) -> None:
+    def found(client: httpx.Client, prompt: str) -> bool:
+        asked = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+        usage = client.post(COMPLETIONS, json=asked).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+    def found_by_a_batch(client: httpx.Client, prompt: str) -> bool:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+        line = {"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": body}
+        file = {"file": ("in.jsonl", json.dumps(line).encode())}
+        file_id = client.post("/v1/files", data={"purpose": "batch"}, files=file).json()["id"]
+        batch_id = client.post("/v1/batches", json=batch_of(file_id)).json()["id"]
+        usage = ended(rig, client, batch_id)["usage"]
+        assert usage["output_tokens"] == 1
+        return bool(usage["input_tokens_details"]["cached_tokens"] > 0)
+
+    prompt, other = "what alice alone knows " * 40, "what the two have in common " * 40
+    asked = (people.alice, people.bob, people.admin, people.alice, people.bob)
+    assert [found(client, prompt) for client in asked] == [False, False, False, True, True]
+    assert [found(client, other) for client in (people.ann, people.alice, people.ben)] == [False, False, True]
+    third = "what only a batch has asked " * 40
+    asked = (people.bob, people.alice, people.bob)
+    assert [found_by_a_batch(client, third) for client in asked] == [False, False, True]
+    assert [found(client, third) for client in (people.bob, people.ann)] == [True, False]
 
 
 def test_a_page_and_the_status_tell_of_the_batches_that_their_key_sees(rig: GatewayRig, people: People) -> None:
