@@ -4,7 +4,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadgen.errors import SloError
 from loadgen.report.metrics import SHARES, LatencySamples, percentile
@@ -90,10 +90,10 @@ class Slo:
 
 
 def parse_slos(text: str) -> list[Slo]:
-    """Separated by commas or semicolons, each once; none for an empty text. Raises SloError with what to write
-    instead."""
-    exprs = dict.fromkeys(expr.strip() for expr in SEPARATORS.split(text))
-    return [parse_slo(expr) for expr in exprs if expr]
+    """Separated by commas or semicolons, each once, in its first spelling; none for an empty text. Raises SloError with
+    what to write instead."""
+    slos = [parse_slo(expr) for expr in map(str.strip, SEPARATORS.split(text)) if expr]
+    return list({replace(slo, expr=""): slo for slo in reversed(slos)}.values())[::-1]
 
 
 def parse_slo(expr: str) -> Slo:

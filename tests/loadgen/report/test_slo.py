@@ -80,7 +80,9 @@ def test_several_slos_in_one_text() -> None:
     expected = ["ttft_p99<=800ms", "tbt_mean <= 1.05x", "tpot_p50<50ms"]
     assert [slo.expr for slo in parse_slos(" ttft_p99<=800ms, tbt_mean <= 1.05x;; tpot_p50<50ms,")] == expected
     assert parse_slos(" ") == []
-    assert [slo.expr for slo in parse_slos("ttft_p99<=1s,tbt_p99<=1s, ttft_p99<=1s")] == ["ttft_p99<=1s", "tbt_p99<=1s"]
+    again = "ttft_p99<=1s,tbt_p99<=1s, ttft_p99<=1s, TTFT_p99 <= 1s, online.itl_ms.p99<=1000ms"
+    assert [slo.expr for slo in parse_slos(again)] == ["ttft_p99<=1s", "tbt_p99<=1s"]
+    assert len(parse_slos("tbt_p99<=1s, tbt_p99<1s, tbt_p99<=2s, tbt_p99<=1x")) == 4
 
 
 @pytest.mark.parametrize("metric", ["ttft", "tbt", "tpot", "normalized_latency"])

@@ -63,6 +63,17 @@ def searched(job: bytes) -> SloProfileRecord:
     return msgspec.json.decode(job, type=SloJob).run()
 
 
+def test_an_slo_that_is_given_twice_is_one() -> None:
+    """What was found is told in the stack's own spelling, of which there is one."""
+    kept = keeper("tbt_mean<=30ms, TBT_mean <= 30 ms, itl_avg<=0.03s")
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=10.0)
+    job = kept.job([slo.expr for slo in kept.slos], BEGIN_S + 20.0, "first")
+    assert job is not None
+    kept.on_found(rename(job.run(), kept.slos), 20.0, job.model)
+    assert [verdict.expr for verdict in kept.status(20.0, BEGIN_S + 20.0).measured] == ["tbt_mean<=30ms"]
+
+
 def test_the_start_is_what_the_slos_say_themselves() -> None:
     assert start_budget_ms(parse_slos("ttft_p99<=1s;tbt_p99<=50ms,tpot_mean<=40ms")) == 40.0
     assert start_budget_ms(parse_slos("tbt_mean<=1.05x")) is None
