@@ -6,10 +6,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from services.executor.engines.sampling.sampler import LEAST, NOT_FINITE
+from services.executor.engines.sampling.sampler import LEAST, NOT_FINITE, SLICE_LOGITS
 from shared.replica.engine import SampledTokens
-
-SLICE_LOGITS = 1 << 24  # that are there at a time: 64 MB in float32, as long as a prompt may be
 
 Logits = Callable[[torch.Tensor], torch.Tensor]  # of hidden states [num_rows, hidden_size]: [num_rows, vocab_size]
 

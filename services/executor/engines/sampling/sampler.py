@@ -17,6 +17,7 @@ from shared.protocol.tokens import TokenLogprobs
 FIRST_CANDIDATES = 256  # a nucleus rarely holds more; rows whose nucleus does look at eight times as many
 NO_TOKEN = -1  # in tensors too, as vLLM hands them on
 NOT_FINITE = "the model's logits are not finite"
+SLICE_LOGITS = 1 << 24  # that are looked at at a time: 64 MB in float32
 PIECE = 256  # of a row, where its maximum is looked for on a CPU
 LEAST = -9999.0  # of log probabilities: OpenAI's word for next to impossible; JSON has no infinity
 
@@ -38,11 +39,10 @@ def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks |
     top, chosen = _greatest(logits)
     tokens: list[int] = chosen.masked_fill_(~torch.isfinite(top), NO_TOKEN).tolist()
     random = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and tokens[i] != NO_TOKEN]
-    whole = [i for i in random if not _is_truncated(rows[i].sampling, logits.shape[-1])]
-    truncated = [i for i in random if _is_truncated(rows[i].sampling, logits.shape[-1])]
-    if whole:
+    vocab_size = logits.shape[-1]
+    for whole in _in_slices([i for i in random if not _is_truncated(rows[i].sampling, vocab_size)], vocab_size):
         _store(tokens, whole, _draw_whole(_scaled(logits, top, rows, whole), _uniforms_of(rows, whole)))
-    if truncated:
+    for truncated in _in_slices([i for i in random if _is_truncated(rows[i].sampling, vocab_size)], vocab_size):
         scaled = _scaled(logits, top, rows, truncated)
         _draw_truncated(scaled, rows, truncated, FIRST_CANDIDATES, tokens, has_ties)
     return tokens
@@ -73,17 +73,13 @@ def gather_logprobs(
     wanting = [i for i, num_top in enumerate(asked) if num_top is not None]
     if not wanting:
         return None
-    chosen = torch.tensor([[tokens[i]] for i in wanting], device=logits.device)
-    wanted = logits[torch.tensor(wanting, device=logits.device)].float()
-    has_ties = logits.dtype is not torch.float32
-    ranked = wanted - wanted.amax(dim=-1, keepdim=True) if has_ties else wanted
-    _, top = _most_probable(ranked, max(num_top for num_top in asked if num_top is not None), has_ties)
-    shown = torch.cat([chosen, top], dim=-1)
-    found = wanted.gather(1, shown) - wanted.logsumexp(dim=-1, keepdim=True)
-    token_ids = torch.zeros(len(rows), found.shape[1], dtype=torch.int64)
-    logprobs = torch.zeros(len(rows), found.shape[1])
-    token_ids[wanting] = shown.cpu()
-    logprobs[wanting] = found.clamp_(min=LEAST).cpu()
+    num_top = max(num_top for num_top in asked if num_top is not None)
+    token_ids = torch.zeros(len(rows), 1 + num_top, dtype=torch.int64)
+    logprobs = torch.zeros(len(rows), 1 + num_top)
+    for part in _in_slices(wanting, logits.shape[-1]):
+        index = torch.tensor(part, device=logits.device)
+        shown, found = _with_most_probable(logits[index], [tokens[i] for i in part], num_top)
+        token_ids[part], logprobs[part] = shown.cpu(), found.cpu()
     return token_ids, logprobs
 
 
@@ -105,6 +101,12 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -
         c0, c1, c2, c3 = (p1 >> SHIFT_32) ^ c1 ^ round_k0, p1 & LOW_32, (p0 >> SHIFT_32) ^ c3 ^ round_k1, p0 & LOW_32
     bits = (c0 << SHIFT_32 | c1) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
+
+
+def _in_slices(indices: list[int], vocab_size: int) -> list[list[int]]:
+    """Of rows, each as large as what is computed of their logits may be at a time."""
+    num_rows = max(1, SLICE_LOGITS // vocab_size)
+    return [indices[start : start + num_rows] for start in range(0, len(indices), num_rows)]
 
 
 def _is_truncated(sampling: SamplingParams, vocab_size: int) -> bool:
@@ -171,6 +173,16 @@ def _draw_truncated(
         _draw_truncated(
             scaled[open_rows], rows, [indices[row] for row in open_rows], 8 * num_candidates, tokens, has_ties
         )
+
+
+def _with_most_probable(logits: torch.Tensor, tokens: list[int], num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``gather_logprobs``, of rows that all have a token; on their device."""
+    wanted, has_ties = logits.float(), logits.dtype is not torch.float32
+    ranked = wanted - wanted.amax(dim=-1, keepdim=True) if has_ties else wanted
+    _, top = _most_probable(ranked, num_top, has_ties)
+    shown = torch.cat([torch.tensor(tokens, device=logits.device)[:, None], top], dim=-1)
+    found = wanted.gather(1, shown) - wanted.logsumexp(dim=-1, keepdim=True)
+    return shown, found.clamp_(min=LEAST)
 
 
 def _most_probable(scaled: torch.Tensor, count: int, has_ties: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,11 +1,14 @@
 """The sampler on made-up logits."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from services.executor.engines.sampling import sampler
 from services.executor.engines.sampling.sample_row import SampleRow
 from services.executor.engines.sampling.sampler import NO_TOKEN, gather_logprobs, sample, uniforms
 from shared.protocol.sampling import SamplingParams
@@ -119,6 +122,41 @@ def test_rows_do_not_touch_each_other() -> None:
     mixed = [SampleRow(SamplingParams(max_tokens=1, **kinds[i % 5]), i) for i in range(30)]  # type: ignore[arg-type]
     together = sample(logits, mixed)
     assert together == [sample(logits[i : i + 1], mixed[i : i + 1])[0] for i in range(30)]
+
+
+class MostNumbers(TorchDispatchMode):
+    """That a tensor holds which is computed meanwhile, but for those in the memory of ``known``."""
+
+    def __init__(self, known: torch.Tensor) -> None:
+        super().__init__()
+        self.count = 0
+        self._known = known.untyped_storage().data_ptr()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        computed = func(*args, **(kwargs or {}))
+        for each in computed if isinstance(computed, tuple | list) else (computed,):
+            if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() != self._known:
+                self.count = max(self.count, each.numel())
+        return computed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9}, {"temperature": 5.0, "top_p": 0.99}], ids=str)
+def test_many_rows_take_no_more_memory_than_some(
+    sampling: dict[str, float], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are drawn, and told, as if all were looked at together."""
+    torch.manual_seed(2)
+    logits, asked = (torch.randn(40, VOCAB) * 3).to(dtype), rows(40, logprobs=3, **sampling)
+    whole = sample(logits, asked)
+    told = gather_logprobs(logits, asked, whole)
+    monkeypatch.setattr(sampler, "SLICE_LOGITS", 7 * VOCAB)
+    with MostNumbers(logits) as most:
+        assert sample(logits, asked) == whole
+        again = gather_logprobs(logits, asked, whole)
+    assert most.count == 7 * VOCAB
+    assert told is not None and again is not None
+    assert torch.equal(again[0], told[0]) and torch.equal(again[1], told[1])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
