@@ -10,7 +10,7 @@ from loadgen.errors import SloError
 from loadgen.report.slo import parse_slos
 from shared.errors import ConfigError
 from shared.openai.served_model import FROM_MODEL, GENERATION_CONFIGS
-from shared.protocol.access.api_keys import ApiKeyRecord, hash_api_key, key_hint
+from shared.protocol.access.api_keys import GIVEN_KEY, ApiKeyRecord, hash_api_key, key_hint
 from shared.settings.lora_modules import LoraModules, adapter_names
 from shared.settings.other_models import OtherModel, OtherModels, parse_other_models, require_distinct
 from shared.settings.setting import (
@@ -196,4 +196,4 @@ def given_key(settings: GatewaySettings) -> ApiKeyRecord | None:
             f"SLACKWATER_API_KEY has {len(key)} characters; give at least {MIN_KEY_LENGTH}, "
             "as from: openssl rand -hex 32"
         )
-    return ApiKeyRecord("environment", hash_api_key(key), key_hint(key), created_at=0)
+    return ApiKeyRecord(GIVEN_KEY, hash_api_key(key), key_hint(key), created_at=0)

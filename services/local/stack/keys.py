@@ -20,7 +20,7 @@ from shared.bus.address import BusAddress
 from shared.errors import ConfigError, ConflictError, NotFoundOnBusError, StackError
 from shared.openai.objects import is_well_formed
 from shared.protocol import subjects
-from shared.protocol.access.api_keys import ApiKeyRecord, KeyTerms, hash_api_key, key_hint, new_api_key
+from shared.protocol.access.api_keys import GIVEN_KEY, ApiKeyRecord, KeyTerms, hash_api_key, key_hint, new_api_key
 from shared.protocol.access.key_usage import KeyUsage, UsagePlace
 from shared.watch.usage_ledger import stored_usages
 
@@ -55,6 +55,10 @@ class Keys:
         """The key; it is kept nowhere. Raises StackError for a name that is taken or cannot be one."""
         if not is_well_formed(name):
             raise StackError(f"a key's name has 1 to 64 of A-Z, a-z, 0-9, _ and -; {name!r} is none")
+        if name == GIVEN_KEY:
+            raise StackError(
+                f"{name!r} is the key in SLACKWATER_API_KEY, whose files this one would have; choose another"
+            )
         key = new_api_key()
         hashed, made_at = hash_api_key(key), int(time.time())
         record = ApiKeyRecord(name, hashed, key_hint(key), made_at, **msgspec.structs.asdict(terms))

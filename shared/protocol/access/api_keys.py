@@ -11,6 +11,7 @@ from shared.bounds import Weight
 from shared.protocol.access.owners import owner_of
 
 PREFIX = "sk-slackwater-"
+GIVEN_KEY = "environment"  # name of a gateway's own, from its settings
 KEY_BYTES = 32  # of randomness
 HINT_LENGTH = 4
 

@@ -41,6 +41,13 @@ def test_a_new_key_is_an_admin_only_where_that_is_said(tmp_path: Path) -> None:
     assert "admin" not in str(shown["user"]["endpoints"]) and shown["operator"]["endpoints"] is None
 
 
+def test_no_key_has_the_name_of_the_gateways_own(tmp_path: Path) -> None:
+    """It would have all that was made with that one, an admin's."""
+    status, key, told = key_command("create", "environment", data_dir=tmp_path)
+    assert (status, key) == (1, "") and "'environment' is the key in SLACKWATER_API_KEY" in told
+    assert listed(tmp_path) == {}
+
+
 @pytest.mark.parametrize("command", [("list",), ("usage",), ("revoke", "alice"), ("change", "alice", "--weight", "2")])
 def test_a_folder_without_a_store_is_not_taken_for_one_without_keys(tmp_path: Path, command: tuple[str, ...]) -> None:
     """Who is in the wrong folder is told so, and nothing is made there."""
