@@ -107,15 +107,15 @@ class HostPool(HostSlots):
         """Write moves and restores, and have checkpoints kept."""
         num_moves, layers = len(copies.moves), self._layers
         sources = [source for source, _ in (*copies.moves, *copies.checkpoints)]
-        targets = [slot for _, slot in (*copies.moves, *copies.restores)]
         with torch.cuda.stream(self._incoming_stream) if self._is_gpu else nullcontext():
             leaving = layers.new_buffer(len(sources))  # what is read of the device
             gather_slots(layers, _indices(sources, layers.device), leaving)
             outgoing = self._send(leaving[num_moves:])
-            incoming = self._incoming(copies).to(layers.device, non_blocking=True)
+            incoming = self._incoming(copies)
             kept = self._keeping.submit(self._keep, copies, outgoing)
             self._kept.update(dict.fromkeys((host_slot for _, host_slot in copies.checkpoints), kept))
-            scatter_slots(layers, _indices(targets, layers.device), torch.cat((leaving[:num_moves], incoming)))
+            for targets, rows in ((copies.moves, leaving[:num_moves]), (copies.restores, incoming)):
+                scatter_slots(layers, _indices([slot for _, slot in targets], layers.device), rows)
             if self._is_gpu:
                 self._incoming_stream.synchronize()
 
