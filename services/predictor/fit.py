@@ -43,6 +43,7 @@ class Fit:
     """The model of choice, and how well it predicts samples that it never saw."""
 
     model: FittedModel
+    trained: FittedModel  # without the held-out samples
     num_samples: int
     mape: float  # mean absolute percentage error on every fifth sample, fitted without those; 0 to 1
     candidates: tuple[Candidate, ...]
@@ -66,16 +67,23 @@ def refit(
     prediction_limit_us: float,
     wanted: str,
     spec: EngineSpec | None,
+    has_drifted: bool = False,
 ) -> Fit | None:
     """A model to publish in the place of ``published`` (None: of any); None where there is none, or none that is asked
-    for or worth it. Takes seconds. The other arguments: see ``fit_best`` and ``calibrated``."""
+    for or worth it. Takes seconds. What is known stays, and follows the machine by a factor, unless ``observations``
+    tell for sure that a new fit is better: they may be few and alike, as after a restart. ``has_drifted``: what is
+    published is not to stay as it is. The other arguments: see ``fit_best`` and ``calibrated``."""
     fitted = fit_best(observations, prior, prediction_limit_us, wanted, spec)
     if fitted is None:
         return None
     fitted = calibrated(fitted, recent)
     if published is None or is_asked_for(fitted, published, wanted):
         return fitted
-    return fitted if is_material(fitted, published, observations, recent) else None
+    factor = bias(published, recent)
+    known = _rescaled(published, factor, fitted, prior, observations)
+    if is_better(fitted, known, observations):
+        return fitted
+    return known if has_drifted or abs(factor - 1.0) > MAX_BIAS else None
 
 
 def fit_best(
@@ -111,7 +119,7 @@ def fit_best(
     chosen = next((each for each in compared if each.candidate.kind == wanted), chosen)
     candidates = tuple(each.candidate for each in compared)
     mape, floor = chosen.candidate.mape, noise_floor(observations)
-    return Fit(chosen.model, len(observations), mape, candidates, floor, linear.model.coefficients())
+    return Fit(chosen.model, chosen.trained, len(observations), mape, candidates, floor, linear.model.coefficients())
 
 
 def rivals(spec: EngineSpec | None) -> Iterator[FitOf]:
@@ -149,20 +157,14 @@ def is_asked_for(fitted: Fit, published: FittedModel, wanted: str) -> bool:
     return kind != before != wanted and (kind == wanted or before in FITS_ON_REQUEST)
 
 
-def is_material(
-    fitted: Fit, published: FittedModel, observations: Sequence[Observation], recent: Sequence[Observation] = ()
-) -> bool:
-    """Whether ``fitted`` is worth a new version: what is published is off by 3% in total over ``recent`` samples; or
-    ``fitted`` is half a percentage point better on held-out ones; or no worse, and 5% away on a tenth of them all."""
-    if abs(bias(published, recent) - 1.0) > MAX_BIAS:
-        return True
+def is_better(fitted: Fit, known: Fit, observations: Sequence[Observation]) -> bool:
+    """Half a percentage point on held-out samples, and surely; or no worse on these, and 5% away on a tenth of all."""
     _, held_out = split(observations)
-    published_mape = mean_relative_error(published, held_out)
-    if published_mape - fitted.mape >= BETTER_MAPE:
+    if known.mape - fitted.mape >= BETTER_MAPE and surely_better(fitted.trained, known.trained, held_out):
         return True
-    if fitted.mape > published_mape:
+    if fitted.mape > known.mape:
         return False
-    old, new = (_predictions(model, observations) for model in (published, fitted.model))
+    old, new = (_predictions(each.model, observations) for each in (known, fitted))
     change = np.abs(new - old) / np.maximum(np.maximum(old, new), np.finfo(np.float64).tiny)
     return float(np.quantile(change, DIFFERENT_QUANTILE)) >= DIFFERENT_PREDICTION
 
@@ -206,6 +208,18 @@ def prediction_us(
             model.decode_cost_ms(features, TIMED_CONTEXT)
         rounds.append(now_s() - start_s)
     return min(rounds) / len(batches) * 1e6
+
+
+def _rescaled(
+    published: FittedModel, factor: float, fitted: Fit, prior: Coefficients | None, observations: Sequence[Observation]
+) -> Fit:
+    """What is published, its times multiplied, as a fit beside that to the same samples."""
+    model, (_, held_out) = published.scaled(factor), split(observations)
+    kind, mape = kind_of(model_record(model)), mean_relative_error(model, held_out)
+    others = (each for each in fitted.candidates if each.kind != kind)
+    candidates = (*others, Candidate(kind, mape, prediction_us(model, observations)))
+    linear = fitted.linear if prior is None else LinearLatencyModel(*prior).scaled(factor).coefficients()
+    return replace(fitted, model=model, trained=model, mape=mape, candidates=candidates, linear=linear)
 
 
 def _relative_errors(model: FittedModel, observations: Sequence[Observation]) -> Array:

@@ -191,11 +191,12 @@ class Predictor(Service):
             refit,
             kind.window.observations(),
             kind.window.recent(RECENT_SAMPLES),
-            None if kind.has_drifted else kind.model,
+            kind.model,
             kind.prior,
             self._settings.prediction_limit_us,
             self._settings.latency_model,
             await self._spec(profile_key, kind),
+            kind.has_drifted,
         )
         self._counts["fits"] += 1
         if fitted is None:

@@ -12,6 +12,8 @@ from shared.latency.devices import device_named
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import Coefficients, LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
+from shared.protocol.executors import EngineSpec
+from shared.scheduling.strategy import Strategy
 
 MACHINES = {"llama2-7b": "a100-40g", "qwen-14b": "a40", "llama3.1-8b": "h100"}
 TRUTH: Coefficients = (25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
@@ -32,6 +34,11 @@ def make_shape(chunks: Iterable[tuple[int, int] | int] = (), contexts: Iterable[
 def schedule_of(model: str, seed: int) -> list[BatchFeatures]:
     """The batches of a minute on its machine."""
     return scheduled_shapes(Machine(model, MACHINES[model]), seed)
+
+
+def spec_of(model: str) -> EngineSpec:
+    """Of an executor on its machine."""
+    return Machine(model, MACHINES[model]).setup(Strategy(), 0).spec
 
 
 def predict(coefficients: Coefficients, shape: BatchFeatures) -> float:

@@ -19,10 +19,9 @@ from shared.latency.device_rates import DeviceRates
 from shared.latency.features import BatchFeatures
 from shared.latency.operators import Bottleneck
 from shared.latency.roofline import RooflineLatencyModel
-from shared.protocol.executors import EngineSpec
 from shared.protocol.profiling.latency_models import LatencyModelRecord, RooflineRates, model_record
 from shared.scheduling.strategy import Strategy
-from tests.shared.latency.shapes import MACHINES, make_shape, roofline, schedule_of, varied_shapes
+from tests.shared.latency.shapes import MACHINES, make_shape, roofline, schedule_of, spec_of, varied_shapes
 from tests.shared.latency.shapes import timed as linearly_timed
 
 TOLD_APART = ("gemm_flops_per_ms", "gemm_bytes_per_ms", "prefill_attention_flops_per_ms", "attention_bytes_per_ms")
@@ -36,10 +35,6 @@ def sweep_of(model: str) -> list[BatchFeatures]:
         chunks = [(chunk.num_tokens, chunk.num_computed_tokens) for chunk in measure.prefills]
         shapes += [make_shape(chunks, [length + 1 for length in measure.decode_context_lens])] * measure.repeats
     return shapes
-
-
-def spec_of(model: str) -> EngineSpec:
-    return Machine(model, MACHINES[model]).setup(Strategy(), 0).spec
 
 
 def fitted_to(observations: Sequence[Observation], model: str, tensor_parallel: int = 1) -> RooflineLatencyModel:
