@@ -19,7 +19,10 @@ from kernels.paged_attention import AttentionMetadata, paged_attention
 from shared.errors import EngineError
 
 ATTENTION_NAME = "slackwater_paged"
-HARMLESS_OPTIONS = {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position"}
+HARMLESS_OPTIONS = {
+    *("dropout", "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position"),
+    "output_router_logits",  # what a model of experts is to give back, handed down to all of its layers
+}
 
 
 Layer = Hashable

@@ -197,7 +197,7 @@ def layers_without_attention(model: torch.nn.Module, num_attended: int) -> str:
         return ""
     return (
         f"{type(model).__name__} has {num_layers} layers, of which {num_attended} use plain attention: "
-        f"only dense decoders can be run"
+        f"only decoders that attend in every layer can be run"
     )
 
 

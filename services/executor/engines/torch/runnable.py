@@ -30,8 +30,8 @@ def why_not_runnable(folder: Path) -> Unrunnable | None:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation=ATTENTION_NAME, trust_remote_code=False
+            model: Any = AutoModelForCausalLM.from_config(  # without numbers, experts are multiplied in bfloat16 alone
+                config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME, trust_remote_code=False
             )
     except Exception as error:  # transformers have none of their own for what they do not know
         return Unrunnable(first_line(error), has_attention=True)

@@ -28,7 +28,7 @@ def test_families_that_are_not_looked_at_are_those_that_are_run_in_tests() -> No
     assert sorted(FAMILIES) == sorted(COMMON_FAMILIES)
 
 
-@pytest.mark.parametrize("family", ["llama", "olmo2", "opt", "cohere", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "olmo2", "opt", "cohere", "gemma3_text", "gpt2", "mixtral"])
 def test_decoders_are_let_through(family: str, tmp_path: Path) -> None:
     """Of gpt2 only its weights tell."""
     save_config(tmp_path, family)

@@ -39,6 +39,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.25},
     "gemma": {"head_dim": 16},
 }
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
 
 
 def save_model(path: Path, model_type: str, **options: Any) -> Any:
@@ -50,9 +54,9 @@ def save_model(path: Path, model_type: str, **options: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS])
 def test_greedy_equals_transformers(family: str, tmp_path: Path) -> None:
-    model = save_model(tmp_path, family, **FAMILIES[family])
+    model = save_model(tmp_path, family, **(FAMILIES | EXPERTS)[family])
     engine = TorchEngine.load(tmp_path, family, device="cpu", num_blocks=120, block_size=8, num_threads=1)
     rng = random.Random(0)
     prompts = [[rng.randrange(2, 300) for _ in range(rng.randint(1, 70))] for _ in range(6)]
