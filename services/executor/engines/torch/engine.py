@@ -105,6 +105,8 @@ class TorchEngine(EngineOnTorch):
         threads = num_threads or cpu_count()
         torch.set_num_threads(threads)
         chosen = choose_device(device)
+        if chosen.type == "cuda" and block_size & (block_size - 1):
+            raise ConfigError(f"block_size {block_size}: our kernels on a GPU take powers of two; leave it at 0")
         make_current(chosen)
         if chosen.type == "cpu":
             keep_freed_memory()

@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from services.executor.engines.torch.device import choose_device, is_lost
+from services.executor.engines.torch.engine import TorchEngine
 from shared.errors import ConfigError
+from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
 
 # An assertion on the device ends its context, so that a process of its own has to do it.
 LOSE = """
@@ -26,6 +29,16 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert choose_device("cuda:1") == torch.device("cuda:1") and choose_device("auto") == torch.device("cuda")
     with pytest.raises(ConfigError, match="2 CUDA devices here; write cuda:1 or less"):
         choose_device("cuda:2")
+
+
+def test_a_block_size_that_a_gpu_cannot_flip_is_refused_before_the_model_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    save_model(tmp_path, "llama", **FAMILIES["llama"])
+    with pytest.raises(ConfigError, match="block_size 24: our kernels on a GPU take powers of two"):
+        TorchEngine.load(tmp_path, "m", device="cuda", block_size=24)
 
 
 def test_a_cpu_is_never_lost() -> None:
