@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.kv.request_cache import RequestCache
 from shared.scheduling.packing.pace import Pace
@@ -45,15 +44,16 @@ class ExpectedOutcome:
             rows.append((sequence, num_tokens, gains))
         return cls(rows)
 
-    def assume(self, kv: KVAllocation) -> None:
+    def assume(self) -> None:
         """Have the requests stand as they will when the step has ended."""
         for sequence, num_tokens, gains in self.rows:
-            sequence.request.num_in_flight_tokens = 0
-            kv.expect(sequence, num_tokens)
-            sequence.request.num_tokens += gains
+            request = sequence.request
+            request.num_in_flight_tokens = 0
+            request.num_computed_tokens += num_tokens
+            request.num_tokens += gains
 
     def undo(self) -> None:
-        """They stand as they are: in flight. Blocks that can be found by now stay so: see ``KVPool.withdraw``."""
+        """They stand as they are: in flight."""
         for sequence, num_tokens, gains in self.rows:
             request = sequence.request
             request.num_in_flight_tokens = num_tokens

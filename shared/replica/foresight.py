@@ -6,7 +6,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.steps import StepPlan
 from shared.scheduling.kv.pool import KVPool
-from shared.scheduling.kv.request_cache import HashedRequests
+from shared.scheduling.kv.request_cache import HashedRequests, StepCache
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.policy import Policy
@@ -105,8 +105,9 @@ class Foresight:
         since; or waits, and something of it is found, where that is a part of a prompt, somebody else has come, or
         nobody holds all of it any more: it cannot be told whether as much was expected, to be held by others. Where
         nothing is found nothing was expected: what could be found when the scheduler was told is evicted by the next
-        step at the earliest."""
+        step at the earliest. What entries compute before it is found, and was expected."""
         table, scheduled = self._table, list[tuple[int, int]]()
+        cache = StepCache(self._cache, self._pool.block_size)
         running = table.running(ONLINE), table.running(OFFLINE)
         for entry in plan.entries:
             request = running[entry.kind].get(entry.request_id) or table.get(entry.request_id)
@@ -114,10 +115,12 @@ class Foresight:
                 return None
             num_tokens, num_computed = entry.num_scheduled_tokens, request.num_computed_tokens
             if request.num_blocks == 0:
-                found = self._cache.found(request)
+                found = cache.found(request)
                 num_computed = found.num_tokens
                 is_held = found.num_held_blocks * self._pool.block_size >= num_computed
                 if num_computed and (self._arrived or num_computed + num_tokens != request.num_tokens or not is_held):
                     return None
+            if num_tokens > 1:
+                cache.compute(request, num_computed, num_tokens)
             scheduled.append((num_tokens, num_computed))
         return scheduled

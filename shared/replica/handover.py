@@ -99,12 +99,6 @@ class Handovers:
 
     # The taker
 
-    @property
-    def can_reserve(self) -> bool:
-        """Not while a step stands on what another is expected to leave: what the prefix cache is said to have may not
-        be written yet. Ask again once a step has ended."""
-        return not self._live.is_found_unwritten
-
     def reserve(self, carried: Carried) -> Reserved | str:
         """Blocks for a request that comes, and which KV to read into them; or why there are none, in words. An online
         request takes the room of offline ones, which lose their KV; an offline one leaves the reserve, as one that

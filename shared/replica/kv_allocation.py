@@ -1,6 +1,8 @@
 """Who gets KV blocks for the next step, and who gives way: a schedule made true in the pool."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 
 from shared.protocol.executors import ExecutorCounters
 from shared.replica.sequence import LiveSequence
@@ -14,9 +16,23 @@ from shared.scheduling.schedule import LATEST, Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """What can be found of a step before it has written it. ``hashes``: of those blocks; ``readers``: who entered by
+    the step on such blocks, of its own or of steps before it."""
+
+    hashes: list[bytes] = field(default_factory=list)
+    readers: list[LiveSequence] = field(default_factory=list)
+
+
 class KVAllocation:
     """Keeps the table's requests and the pool in step. Online requests that give way lose their KV; offline ones too,
-    or are paused, as the sharing says."""
+    or are paused, as the sharing says.
+
+    The blocks that a step fills can be found from then on where the sharing says so: in each layer the KV of all its
+    tokens is written before any is read, and steps run one after the other. Until it is ``settled`` they are unwritten:
+    who reads them falls with the step that was to write them.
+    """
 
     def __init__(
         self, limits: Limits, table: RequestTable, pool: KVPool, sharing: KVSharing, totals: ExecutorCounters
@@ -28,6 +44,8 @@ class KVAllocation:
         self._totals = totals
         self._gives_way = LATEST  # the rule of the newest schedule
         self._num_coming = 0  # blocks of offline requests that come from another replica
+        self._newest = Unwritten()  # of the step that was allocated last
+        self._unwritten: set[bytes] = set()  # of all steps in flight; membership only
 
     def num_blocks(self) -> tuple[int, int]:
         """Those that anybody may take, and those that online requests may take from offline ones."""
@@ -51,6 +69,7 @@ class KVAllocation:
         (shared blocks free less than they count), offline requests give way to online ones, and offline entries are
         dropped."""
         self._gives_way = schedule.gives_way
+        self._newest, shares, block_size = Unwritten(), self._sharing.shares_in_step, self._block_size
         lost: dict[str, None] = {}
         for request_id in schedule.preempted:
             request = self._table.get(request_id)
@@ -69,6 +88,7 @@ class KVAllocation:
                 num_tokens = num_remaining
             if not is_running or not extend(request_id, num_computed + num_tokens):  # few decodes
                 num_tokens = self._allocate(sequence, entry.num_scheduled_tokens, lost, schedule.gives_way)
+                num_computed = request.num_computed_tokens
             if num_tokens == 0:
                 self._totals.offline_dropped += entry.kind is OFFLINE
                 continue
@@ -76,6 +96,8 @@ class KVAllocation:
                 self._totals.entrant_tokens_planned += planned.get(request_id, entry.num_scheduled_tokens)
                 self._totals.entrant_tokens_computed += num_tokens
             request.num_in_flight_tokens = num_tokens
+            if shares and (num_computed + num_tokens) % block_size < num_tokens:
+                self._publish(sequence, num_tokens)
             running.append((sequence, num_tokens))
         self._totals.offline_dropped += schedule.num_dropped
         return running
@@ -87,6 +109,30 @@ class KVAllocation:
         self._totals.restored_slots += len(operations.restores)
         return operations
 
+    def take_unwritten(self) -> Unwritten:
+        """Of the step that was allocated; to be ``settled``."""
+        newest, self._newest = self._newest, Unwritten()
+        return newest
+
+    def settle(self, unwritten: Unwritten) -> None:
+        """The step has ended: they are written, or not to be found any more."""
+        self._unwritten.difference_update(unwritten.hashes)
+
+    def wrote(self, unwritten: Unwritten) -> None:
+        """They are written: who entered on them has found something."""
+        self.settle(unwritten)
+        for sequence in unwritten.readers:
+            self._count_start(sequence)
+
+    def withdraw(self, sequence: LiveSequence) -> Sequence[bytes]:
+        """What steps in flight were to write of it is not to be found: they do not. The hashes of these blocks."""
+        return self._pool.withdraw(sequence.request_id, sequence.request.num_computed_tokens)
+
+    def has_found(self, sequence: LiveSequence, hashes: Container[bytes]) -> bool:
+        """One that has just entered stands on some of these blocks."""
+        num_found = sequence.request.num_computed_tokens // self._block_size
+        return any(key in hashes for key in sequence.block_hashes(self._block_size)[:num_found])
+
     def advance(self, sequence: LiveSequence, num_tokens: int) -> None:
         """KV is written for so many more of its tokens; full blocks can be found from here on."""
         request = sequence.request
@@ -97,15 +143,7 @@ class KVAllocation:
         if self._sharing.pauses:
             self._pool.unlock(request.request_id, num_after)
         if num_after % self._block_size < num_tokens:
-            self._commit(sequence)
-
-    def expect(self, sequence: LiveSequence, num_tokens: int) -> None:
-        """KV will be written for so many more of its tokens before the next step reads it; full blocks can be found
-        from here on, unless the step fails: see ``KVPool.withdraw``."""
-        request = sequence.request
-        request.num_computed_tokens += num_tokens
-        if request.num_computed_tokens % self._block_size < num_tokens:
-            self._commit(sequence)
+            self._commit(sequence, num_after)
 
     def lose(self, request: Request) -> None:
         """Its KV is gone, its tokens stay."""
@@ -138,7 +176,7 @@ class KVAllocation:
         num_left = num_running + (num_reserved_blocks if num_free < self._pool.num_blocks else 0)
         if num_needed > (num_free + num_offline if is_online else num_free - num_left):
             return None
-        hashes = sequence.block_hashes(self._block_size)
+        hashes = list(takewhile(lambda key: key not in self._unwritten, sequence.block_hashes(self._block_size)))
         num_cached = self._pool.start(request.request_id, request.kind, request.num_tokens, hashes)
         lost: dict[str, None] = {}
         while not self._grow(request, num_tokens, lost):
@@ -198,14 +236,22 @@ class KVAllocation:
             self._give_way(victim, lost)
         request.num_blocks = len(self._pool.table(request.request_id))
         if not was_running:
-            self._count_start(sequence)
             self._table.start(request)
+            if self.has_found(sequence, self._unwritten):
+                self._newest.readers.append(sequence)
+            else:
+                self._count_start(sequence)
         return num_tokens
 
-    def _commit(self, sequence: LiveSequence) -> None:
-        """A block has become full."""
-        request = sequence.request
-        self._pool.commit(request.request_id, request.num_computed_tokens, sequence.block_hashes(self._block_size))
+    def _publish(self, sequence: LiveSequence, num_tokens: int) -> None:
+        """The step that is allocated fills blocks with so many more of its tokens."""
+        found = self._commit(sequence, sequence.request.num_computed_tokens + num_tokens)
+        self._newest.hashes.extend(found)
+        self._unwritten.update(found)
+
+    def _commit(self, sequence: LiveSequence, num_slots: int) -> Sequence[bytes]:
+        """A block among the first slots has become full."""
+        return self._pool.commit(sequence.request_id, num_slots, sequence.block_hashes(self._block_size))
 
     def _hold(self, request: Request, was_running: bool, lost: dict[str, None]) -> None:
         """Its blocks are short. An offline request that cannot go on would only keep others from its blocks."""

@@ -46,13 +46,13 @@ class LiveSequences:
         self.totals = ExecutorCounters()
         self.kv = KVAllocation(limits, self.table, self.pool, strategy.sharing, self.totals)
         self.by_id: dict[str, LiveSequence] = {}
-        self.cache = HashedRequests(self.pool, limits.block_size, self.block_hashes)
+        sharing = strategy.sharing
+        self.cache = HashedRequests(self.pool, limits.block_size, self.block_hashes, sharing.shares_in_step)
         can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
         self.foresight = Foresight(self.table, self.pool, self.cache, can_foresee)
         self.readers = BlockReaders(self.pool)
         self.suspects = Suspects()
         self.ahead: Container[str] = ()  # ids in the step that began before the last one had ended
-        self.is_found_unwritten = False  # blocks can be found that the oldest step in flight has yet to write
         self.aborting: dict[str, None] = {}  # in flight
         self.voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self.left: dict[str, LiveSequence] = {}  # ended while the step in flight had them: it writes to their blocks

@@ -1,7 +1,7 @@
 """One model replica, from one step to the next: what runs over which blocks, and what comes of it. Synchronous."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Seq
 
 import msgspec
@@ -16,6 +16,7 @@ from shared.protocol.steps import StepPlan
 from shared.replica.ahead import ExpectedOutcome, HeldNow, Running, StepAhead
 from shared.replica.engine import TO_COME, Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.handover import Handovers
+from shared.replica.kv_allocation import Unwritten
 from shared.replica.live_sequences import LiveSequences
 from shared.replica.outputs import AddressedOutput, Ended, token_output
 from shared.replica.returning import split_returning
@@ -45,6 +46,7 @@ class _Step(msgspec.Struct, frozen=True):
     copies: list[SlotOperations]
     share: OnlineShare
     planned_ms: float
+    unwritten: Unwritten
 
 
 class Replica:
@@ -244,7 +246,8 @@ class Replica:
             own, copies = self._kv.take_operations(), self.copies_ahead
             copies = [*copies, own] if own else copies
             entries = _as_entries(running, schedule)
-            self._in_flight.append(_Step(running, entries, copies, schedule.share, schedule.latency_ms))
+            unwritten = self._kv.take_unwritten()
+            self._in_flight.append(_Step(running, entries, copies, schedule.share, schedule.latency_ms, unwritten))
             ahead = self._kv.restore(returning)
             self.copies_ahead = [ahead] if ahead else []
             num_lost = self.table.count(schedule.preempted, OFFLINE)
@@ -265,8 +268,7 @@ class Replica:
         expected = ExpectedOutcome.of(self._in_flight[0].running, leaving)
         if expected is None or packing_named(policy.packing).uses_time:
             return []
-        expected.assume(self._kv)
-        self._live.is_found_unwritten = True
+        expected.assume()
         schedule = self.schedule(plan, policy, model)
         held = HeldNow(self.table, self._live.left, self._live.cache, self.pool.num_free, self.limits.block_size)
         if not held.can_run_beside(schedule):
@@ -289,6 +291,8 @@ class Replica:
         step = self._in_flight.pop()
         for sequence, _ in step.running:
             sequence.request.num_in_flight_tokens = 0
+            self._kv.withdraw(sequence)
+        self._kv.settle(step.unwritten)
         ahead.expected.undo()
         for sequence in ahead.entering:
             self._kv.restart(sequence.request)
@@ -305,7 +309,6 @@ class Replica:
         else the step's own time."""
         outputs: list[AddressedOutput] = []
         step, now_ms = self._in_flight.popleft(), self._now_ms()
-        self._live.is_found_unwritten = False
         turn_ms = result.step_ms if turn_ms is None else turn_ms
         ahead = self._ahead
         if ahead is not None:
@@ -320,6 +323,9 @@ class Replica:
         sampled, all_logprobs, failed = result.sampled, result.logprobs, result.failed
         live, left, voided, aborting = self._live, self._live.left, self._live.voided, self._live.aborting
         num_tokens_gained, online = 0, list[Request]()
+        if failed:
+            self._void(step, failed)
+        self._kv.wrote(step.unwritten)
         for sequence, num_tokens in step.running:
             request = sequence.request
             request.num_in_flight_tokens = 0
@@ -360,7 +366,7 @@ class Replica:
         self.totals.online_tokens += len(online)
         self.totals.offline_tokens += num_tokens_gained - len(online)
         if ahead is not None:
-            self._go_on_with(ahead, bool(result.failed))
+            self._go_on_with(ahead)
         self._observe_online_blocks()
         return outputs
 
@@ -371,15 +377,19 @@ class Replica:
         self._foresight.err()
         self.totals.steps_interrupted += 1
         step = self._in_flight.pop()
-        self._live.is_found_unwritten = False
         self._pace = self._pace.interrupted(step.planned_ms)
+        for sequence, _ in step.running:
+            self._kv.withdraw(sequence)
+        self._kv.settle(step.unwritten)
+        readers = {sequence.request_id for sequence in step.unwritten.readers}  # membership only
         for sequence, _ in step.running:
             request = sequence.request
             request.num_in_flight_tokens = 0
-            if self._live.leaves(sequence):
+            if self._live.leaves(sequence) or self._live.recomputes(sequence) or self._live.aborts(sequence):
                 continue
-            self.pool.withdraw(request.request_id, request.num_computed_tokens)
-            if not (self._live.recomputes(sequence) or self._live.aborts(sequence)):
+            if request.request_id in readers:
+                self._kv.restart(request)
+            else:
                 self.pool.unlock(request.request_id, request.num_computed_tokens)
 
     def fail(self, why: str) -> None:
@@ -388,8 +398,9 @@ class Replica:
         ends with an error."""
         assert self._ahead is None, "a step stands on its outcome"
         failed = self._in_flight.popleft()
-        self._live.is_found_unwritten = False
         self._foresight.err()
+        self._void(failed, {sequence.request_id for sequence, _ in failed.running})
+        self._kv.settle(failed.unwritten)
         sequences = [sequence for sequence, _ in failed.running if not self._live.leaves(sequence)]
         self._live.suspects.add([sequence.request_id for sequence in sequences])
         for sequence in sequences:
@@ -441,13 +452,22 @@ class Replica:
         if self._reserve.leaves_blocks:
             self._reserve.observe(self._now_ms() / 1e3, self.pool.num_held_online)
 
-    def _go_on_with(self, ahead: StepAhead, has_failed: bool) -> None:
-        """The step before it has ended: it is as any other. ``has_failed``: some who were in that one; those who
-        entered may have found what these did not write."""
+    def _void(self, step: _Step, failed: Container[str]) -> None:
+        """What the oldest step was to write for these ids is not to be found. Whoever reads it, in that step or in
+        those in flight behind it, is computed anew, and nothing of theirs is to be found either."""
+        worthless = set[bytes]()  # membership only
+        for sequence, _ in step.running:
+            if sequence.request_id in failed:
+                worthless.update(self._kv.withdraw(sequence))
+        for each in (step, *self._in_flight):
+            for sequence in each.unwritten.readers:
+                if self._kv.has_found(sequence, worthless):
+                    worthless.update(self._kv.withdraw(sequence))
+                    self._live.voided[sequence.request_id] = None
+
+    def _go_on_with(self, ahead: StepAhead) -> None:
+        """The step before it has ended: it is as any other."""
         self._ahead, self._live.ahead = None, ()
-        if has_failed:
-            found = (sequence for sequence in ahead.entering if sequence.request.num_computed_tokens)
-            self._live.voided |= {sequence.request_id: None for sequence in found}
         self._pace = self._pace.after(ahead.schedule, self.limits.max_num_seqs)
         for sequence, num_tokens in self._in_flight[0].running:
             if self._live.left.get(sequence.request_id) is not sequence:

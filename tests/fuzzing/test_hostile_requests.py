@@ -44,7 +44,7 @@ def test_steps_go_on_whatever_comes(tokenizer: Tokenizer, engine: SimEngine, see
         if rng.random() < 0.4:
             rig.replica.submit(any_request(rng))
             rig.take_back()
-        if rng.random() < 0.2 and rig.replica.handovers.can_reserve:
+        if rng.random() < 0.2:
             rig.reserve(any_offer(rng))
         rig.decide()
         if rng.random() < 0.7:

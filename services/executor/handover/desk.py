@@ -113,7 +113,6 @@ class HandoverDesk:
     async def settle(self) -> None:
         """Nothing leaves or comes from here on; what is on its way has a while to arrive, on whichever side."""
         self._is_settling = True
-        self._taking.refuse_waiting(TAKES_NONE)
         self._review()
         loop = asyncio.get_running_loop()
         until_s = loop.time() + SETTLE_S
@@ -196,7 +195,6 @@ class HandoverDesk:
 
     def _before_packing(self, entries: list[ScheduledRequest]) -> None:
         """After a step of these ``entries``, or where there is news."""
-        self._taking.reserve_waiting()
         for carried in self._replica.handovers.collect():
             self._give(carried)
         info = self._info()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -52,7 +52,6 @@ class Taking:
         self._on_taken = on_taken
         self._on_broken = on_broken
         self._spans = spans
-        self._waiting: deque[tuple[Offer, asyncio.Future[Reserved | str]]] = deque()  # for a step to end
         self._decided: OrderedDict[str, bool] = OrderedDict()  # by handover id: whether it was taken
         self._num_reading = 0
         self._num_asked = 0
@@ -61,8 +60,8 @@ class Taking:
 
     @property
     def num_under_way(self) -> int:
-        """Reads that have not ended, and offers that wait for room."""
-        return self._num_reading + len(self._waiting)
+        """Reads that have not ended."""
+        return self._num_reading
 
     async def answer(self, message: OfferMessage) -> OfferAnswer:
         """What came of it."""
@@ -83,20 +82,6 @@ class Taking:
             logger.info("request not taken", extra=_event(message) | {"why": why})
         return OfferAnswer(message.handover_id, not why, why)
 
-    def reserve_waiting(self) -> None:
-        """A step has ended, and no other has begun."""
-        while self._waiting and self._handovers.can_reserve:
-            offer, waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_result(self._reserve(offer))
-
-    def refuse_waiting(self, why: str) -> None:
-        """Those that wait for a step to end, where none may."""
-        while self._waiting:
-            _, waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_result(why)
-
     async def _take(self, offer: Offer) -> str:
         """Why it was not taken; empty where it was."""
         if not self._link.is_connected(offer.giver):
@@ -105,7 +90,7 @@ class Taking:
             return "too many come at a time"
         loop = asyncio.get_running_loop()
         until_s = loop.time() + TAKE_S
-        reserved = await self._room(offer)
+        reserved = self._reserve(offer)
         if isinstance(reserved, str):
             return reserved
         why = await self._read(offer, reserved, until_s - loop.time())
@@ -127,13 +112,6 @@ class Taking:
         await self._bus.publish_or_drop(subjects.taken(self._place.executor_id), taken)
         logger.debug("request taken", extra=_event(offer))
         return ""
-
-    async def _room(self, offer: Offer) -> Reserved | str:
-        if self._handovers.can_reserve:
-            return self._reserve(offer)
-        waiting: asyncio.Future[Reserved | str] = asyncio.get_running_loop().create_future()
-        self._waiting.append((offer, waiting))
-        return await waiting
 
     def _reserve(self, offer: Offer) -> Reserved | str:
         if offer.handover_id in self._decided:

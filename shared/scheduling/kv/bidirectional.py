@@ -162,12 +162,12 @@ class BidirectionalPool(KVPool):
         table.is_locked = True
         return True
 
-    def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
+    def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> Sequence[bytes]:
         table = self._tables[request_id]
-        num_full = min(num_computed_tokens // self.block_size, len(hashes))
-        for index in range(len(table.hashes), num_full):
-            table.hashes.append(hashes[index])
-            self._store.cache.publish(table.pages[index], hashes[index])
+        first, last = len(table.hashes), min(num_computed_tokens // self.block_size, len(hashes))
+        pages, keys = table.pages[first:last], hashes[first:last]
+        table.hashes += keys
+        return [key for page, key in zip(pages, keys, strict=True) if self._store.cache.publish(page, key)]
 
     def free(self, request_id: str) -> None:
         table = self._tables.pop(request_id, None)

@@ -116,12 +116,12 @@ class BlockPool(KVPool):
     def unlock(self, request_id: str, num_computed_tokens: int) -> None:
         """Nothing: nobody is paused, so nobody is kept from it."""
 
-    def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
+    def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> Sequence[bytes]:
         table = self._tables[request_id]
         num_full = min(num_computed_tokens // self.block_size, len(hashes))
         num_before = len(table.hashes)
-        if num_full == num_before:
-            return
+        if num_full <= num_before:
+            return ()
         by_hash, blocks, found = self._by_hash, self._blocks, list[bytes]()
         keys = hashes[num_before:num_full]
         table.hashes += keys
@@ -132,19 +132,22 @@ class BlockPool(KVPool):
                 by_hash[key] = block_id
                 found.append(key)
         self._cache_log.note(found, None, True)
+        return found
 
-    def withdraw(self, request_id: str, num_computed_tokens: int) -> None:
-        table = self._tables.get(request_id)
+    def withdraw(self, request_id: str, num_computed_tokens: int) -> Sequence[bytes]:
+        table, gone = self._tables.get(request_id), list[bytes]()
         if table is None:
-            return
+            return gone
         num_full = num_computed_tokens // self.block_size
         for key, block_id in zip(table.hashes[num_full:], table.blocks[num_full:], strict=False):
             block = self._blocks[block_id]
             if block.hash is not None:
                 block.hash = None
                 del self._by_hash[key]
-                self._cache_log.note((key,), True, None)
+                gone.append(key)
+        self._cache_log.note(gone, True, None)
         del table.hashes[num_full:]
+        return gone
 
     def free(self, request_id: str) -> None:
         table = self._tables.pop(request_id, None)

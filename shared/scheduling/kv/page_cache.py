@@ -35,13 +35,15 @@ class PageCache:
         page = self._pages[kind].get(key)
         return page if page is not None and page.is_whole else None
 
-    def publish(self, page: Page, key: bytes) -> None:
-        """Make a full page findable, which is not yet, unless another one with these contents is."""
+    def publish(self, page: Page, key: bytes) -> bool:
+        """Make a full page findable, which is not yet, unless another one with these contents is: then False."""
         assert page.hash is None
-        if key not in self._pages[page.kind]:
-            page.hash = key
-            self._pages[page.kind][key] = page
-            self.update(page)
+        if key in self._pages[page.kind]:
+            return False
+        page.hash = key
+        self._pages[page.kind][key] = page
+        self.update(page)
+        return True
 
     def forget(self, page: Page) -> None:
         """Its contents are worthless; nothing where they are not known."""

@@ -85,13 +85,16 @@ class KVPool(PrefixCache, Protocol):
     def unlock(self, request_id: str, num_computed_tokens: int) -> None:
         """The step has ended; KV is written for so many of its tokens. A request without a table is no error."""
 
-    def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
-        """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written. ``hashes`` as
-        for ``start``: of as many blocks as may be found."""
+    def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Make the full blocks among the first ``num_computed_tokens`` findable: their KV is written, or will be before
+        anybody reads it. ``hashes`` as for ``start``: of as many blocks as may be found. Returns those of the blocks
+        that were not to be found before."""
 
-    def withdraw(self, request_id: str, num_computed_tokens: int) -> None:
+    def withdraw(self, request_id: str, num_computed_tokens: int) -> Sequence[bytes]:
         """Blocks that ``commit`` made findable before their KV was written, beyond so many tokens, are not to be found:
-        it was not. A request without a table is no error. Nothing in a pool of which that is not asked."""
+        it was not. Returns their hashes. A request without a table is no error. Nothing in a pool of which that is not
+        asked."""
+        return ()
 
     def free(self, request_id: str) -> None:
         """Let go of a request's blocks; a request without a table is no error. Its last blocks are reused first,

@@ -24,10 +24,16 @@ class RequestCache(Protocol):
     def found(self, request: Request) -> Found:
         """Of a request that waits."""
 
+    def shared_hashes(self, request: Request) -> Sequence[bytes]:
+        """Of the full blocks that others find already in the step that computes them; none where they do not."""
+
 
 class _NoCache:
     def found(self, request: Request) -> Found:
         return NOTHING
+
+    def shared_hashes(self, request: Request) -> Sequence[bytes]:
+        return ()
 
 
 NO_CACHE: RequestCache = _NoCache()
@@ -36,11 +42,19 @@ NO_CACHE: RequestCache = _NoCache()
 class HashedRequests:
     """A prefix cache, asked by the hashes of requests' blocks."""
 
-    def __init__(self, cache: PrefixCache, block_size: int, hashes_of: Callable[[str], Sequence[bytes]]) -> None:
-        """``hashes_of``: of the full blocks of a request's tokens, by its id; as far as they are known."""
+    def __init__(
+        self,
+        cache: PrefixCache,
+        block_size: int,
+        hashes_of: Callable[[str], Sequence[bytes]],
+        shares_in_step: bool = False,
+    ) -> None:
+        """``hashes_of``: of the full blocks of a request's tokens, by its id; as far as they are known.
+        ``shares_in_step``: requests that enter by one step find what it computes of each other."""
         self._cache = cache
         self._block_size = block_size
         self._hashes_of = hashes_of
+        self._shares_in_step = shares_in_step
 
     def found(self, request: Request) -> Found:
         """At least one token is left to compute."""
@@ -48,3 +62,55 @@ class HashedRequests:
         num_usable = (request.num_tokens - 1) // self._block_size
         prefix = self._cache.look_up(hashes if len(hashes) <= num_usable else hashes[:num_usable], request.kind)
         return Found(prefix.num_blocks * self._block_size, prefix.num_held)
+
+    def shared_hashes(self, request: Request) -> Sequence[bytes]:
+        return self._hashes_of(request.request_id) if self._shares_in_step else ()
+
+
+class StepCache:
+    """What requests find that enter by one step: what the cache has, and what those before them compute in it, which is
+    written before it is read. So a prefix is computed once (BlendServe section 4), whoever enters together."""
+
+    def __init__(self, cache: RequestCache, block_size: int) -> None:
+        self._cache = cache
+        self._block_size = block_size
+        self._in_cache: dict[str, Found] = {}  # as they were looked at
+        self._computed: dict[bytes, Request] = {}  # blocks, by who computes them in this step
+        self._found: dict[str, Found] = {}  # since that changed
+
+    def found(self, request: Request) -> Found:
+        """Of a request that waits. Online ones come first in a step, so that they find nothing of offline ones."""
+        found = self._found.get(request.request_id)
+        if found is None:
+            found = self._found[request.request_id] = self._look_up(request)
+        return found
+
+    def compute(self, request: Request, num_computed: int, num_tokens: int) -> None:
+        """The step computes so many of its tokens, after ``num_computed``."""
+        for key in self._keys(request, num_computed, num_tokens):
+            self._computed.setdefault(key, request)
+            self._found = {}
+
+    def leave_out(self, request: Request, num_computed: int, num_tokens: int) -> None:
+        """It does not after all."""
+        for key in self._keys(request, num_computed, num_tokens):
+            if self._computed.get(key) is request:
+                del self._computed[key]
+                self._found = {}
+
+    def _look_up(self, request: Request) -> Found:
+        found = self._in_cache.get(request.request_id)
+        if found is None:
+            found = self._in_cache[request.request_id] = self._cache.found(request)
+        if not self._computed:
+            return found
+        hashes, computed, kind = self._cache.shared_hashes(request), self._computed, request.kind
+        first = last = found.num_tokens // self._block_size
+        end = min(len(hashes), (request.num_tokens - 1) // self._block_size)
+        while last < end and (by := computed.get(hashes[last])) is not None and by.kind <= kind:
+            last += 1
+        return Found(last * self._block_size, found.num_held_blocks + last - first)
+
+    def _keys(self, request: Request, num_computed: int, num_tokens: int) -> Sequence[bytes]:
+        first, last = num_computed // self._block_size, (num_computed + num_tokens) // self._block_size
+        return self._cache.shared_hashes(request)[first:last] if first < last else ()

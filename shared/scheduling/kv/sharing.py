@@ -22,6 +22,11 @@ class KVSharing:
     gives_way: bool = True
     pauses: bool = False
 
+    @property
+    def shares_in_step(self) -> bool:
+        """Requests of either kind find what a step computes as soon as it begins."""
+        return not self.pauses
+
     def num_offline_blocks(self, num_held: int, num_in_flight: int) -> int:
         """M_off of HyGen Alg. 2: blocks that online requests may take from offline ones. ``num_held``: those that
         offline requests hold that are not paused; ``num_in_flight``: those of them that a step in flight reads."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel, added_ms
 from shared.latency.revisable import RevisableFeatures
-from shared.scheduling.kv.request_cache import NO_CACHE, Found, RequestCache
+from shared.scheduling.kv.request_cache import NO_CACHE, Found, RequestCache, StepCache
 from shared.scheduling.limits import Limits
 from shared.scheduling.request import Request
 from shared.scheduling.schedule import ScheduledRequest
@@ -19,7 +19,7 @@ class BatchBuilder:
 
     ``bounded`` requests must fit the latency budget; unbounded ones (the online phase) only use it up, so that
     without offline work the schedule is plain chunked-prefill continuous batching. A request that enters costs what
-    the prefix cache does not have of it: in tokens, in time and in blocks.
+    the prefix cache, or an entry before it, does not have of it: in tokens, in time and in blocks.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class BatchBuilder:
         self._is_bounded = latency_budget_ms < math.inf
         self._lets_one_in = lets_one_in
         self._model = model
-        self._cache = cache
-        self._found: dict[str, Found] = {}  # of those that wait, as they were looked at
+        self._cache = StepCache(cache, limits.block_size)
+        self._found: dict[str, Found] = {}  # of the entries that enter, as they do
         self._chunks: dict[str, Request] = {}  # bounded ones; some may have been taken out again
         self._latency_ms: float | None = 0.0  # None after unbounded additions, which do not ask what they cost
 
@@ -183,6 +183,9 @@ class BatchBuilder:
             latency_ms = self.latency_ms + self.chunk_cost_ms(num_tokens, num_computed)
         self.features.add_scheduled(num_tokens, num_computed)
         self._add(request, num_tokens, self._num_new_blocks(request, num_tokens), latency_ms)
+        if not request.num_blocks:
+            self._found[request.request_id] = self._cache.found(request)
+        self._cache.compute(request, num_computed, num_tokens)
         if bounded:
             self._chunks[request.request_id] = request
         return True
@@ -204,14 +207,16 @@ class BatchBuilder:
     def take_out(self, index: int, request: Request) -> int:
         """Undo what added ``entries[index]``, which is this request's; the tokens that it had."""
         entry = self.entries.pop(index)
-        num_tokens = entry.num_scheduled_tokens
-        self.features.remove_scheduled(num_tokens, self.num_computed(request))
+        num_tokens, num_computed = entry.num_scheduled_tokens, self.num_computed(request)
+        self.features.remove_scheduled(num_tokens, num_computed)
+        self._cache.leave_out(request, num_computed, num_tokens)
         self._latency_ms = None
         self._swap_ms -= request.num_missing_slots * self._swap_ms_per_slot
         self.num_tokens_left += num_tokens
         self.num_blocks_left += self._num_new_blocks(request, num_tokens)
         self._num_seqs_left += 1
         self.scheduled.discard(entry.request_id)
+        self._found.pop(entry.request_id, None)
         return num_tokens
 
     def put_back(self, index: int, request: Request, num_tokens: int) -> None:
@@ -305,9 +310,7 @@ class BatchBuilder:
 
     def _look_up(self, request: Request) -> Found:
         found = self._found.get(request.request_id)
-        if found is None:
-            found = self._found[request.request_id] = self._cache.found(request)
-        return found
+        return self._cache.found(request) if found is None else found
 
     def _max_prefill(self, request: Request, bounded: bool, at_most: int | None) -> int:
         """get_max_prefill(t, c, m, r)."""

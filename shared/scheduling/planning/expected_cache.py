@@ -8,11 +8,13 @@ from shared.scheduling.request import Kind
 
 class ExpectedCache:
     """What the executor told, and on top of it what the steps between are expected to do: blocks that they compute are
-    found, and held, by requests of the kind that computed them; and what enters holds what it has found."""
+    found, and held, by requests of the kind that computed them, or of both; and what enters holds what it has found."""
 
-    def __init__(self, told: PrefixCache) -> None:
+    def __init__(self, told: PrefixCache, is_of_both: bool = False) -> None:
+        """``is_of_both``: requests of either kind find what the other computed."""
         self._told = told
-        self._held: tuple[set[bytes], set[bytes]] = (set(), set())  # by kind; membership only, never iterated
+        online = set[bytes]()
+        self._held = online, online if is_of_both else set[bytes]()  # by kind; membership only, never iterated
 
     def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
         """As a ``PrefixCache``."""

@@ -49,9 +49,9 @@ class ExecutorMirror:
         self.num_free_blocks = limits.num_blocks
         self.num_wanted_blocks = self.num_reserved_blocks = 0  # as they were told last
         self.told_cache = PrefixCacheMirror()
-        self._cache = ExpectedCache(self.told_cache)
+        self._cache = ExpectedCache(self.told_cache, self._sharing.shares_in_step)
         self._hashes_of = hashes_of
-        self._requests = HashedRequests(self._cache, limits.block_size, hashes_of)
+        self._requests = HashedRequests(self._cache, limits.block_size, hashes_of, self._sharing.shares_in_step)
         self.knows_all = True  # that the executor holds, as far as it counts them
         self._arrivals: dict[str, _Arrival] = {}
 
@@ -127,12 +127,15 @@ class ExecutorMirror:
         return self.num_free_blocks < 0
 
     def start(self, entries: Iterable[ScheduledRequest]) -> None:
-        """A step starts: its requests have blocks for it and are in flight. Unknown ids are ignored."""
+        """A step starts: its requests have blocks for it and are in flight; what it computes is found, see
+        ``StepCache``. Unknown ids are ignored."""
         for entry in entries:
-            request = self.table.get(entry.request_id)
+            request, num_tokens = self.table.get(entry.request_id), entry.num_scheduled_tokens
             if request is not None:
-                self._grow(request, entry.num_scheduled_tokens)
-                request.num_in_flight_tokens = entry.num_scheduled_tokens
+                self._grow(request, num_tokens)
+                request.num_in_flight_tokens = num_tokens
+                if self._sharing.shares_in_step:
+                    self._fill_blocks(request, num_tokens)
 
     def finish(self, entries: Iterable[ScheduledRequest], elapsed_ms: float = 0.0) -> None:
         """The expected outcome of a step that was started, ``elapsed_ms`` from now on: every chunk is computed, every
@@ -140,16 +143,16 @@ class ExecutorMirror:
         foreseen; the next word corrects it."""
         self.pace = self.pace.at(self.pace.now_ms + elapsed_ms)
         table, order, online = self.table, self.table.online_order, list[Request]()
-        running, block_size = (table.running(ONLINE), table.running(OFFLINE)), self.limits.block_size
+        running, shares_in_step = (table.running(ONLINE), table.running(OFFLINE)), self._sharing.shares_in_step
         for entry in entries:
             request = running[entry.kind].get(entry.request_id) or table.get(entry.request_id)
             if request is None:
                 continue
             num_tokens = entry.num_scheduled_tokens
             request.num_in_flight_tokens = 0
-            request.num_computed_tokens = num_computed = request.num_computed_tokens + num_tokens
-            if num_computed % block_size < num_tokens:
+            if not shares_in_step:
                 self._fill_blocks(request, num_tokens)
+            request.num_computed_tokens = num_computed = request.num_computed_tokens + num_tokens
             if request.num_tokens > num_computed:
                 continue
             request.num_tokens += 1
@@ -193,10 +196,11 @@ class ExecutorMirror:
         return model.predict_ms(features)
 
     def _fill_blocks(self, request: Request, num_tokens: int) -> None:
-        """With so many tokens that it has computed. Full blocks can be found from then on."""
-        block_size, num_after = self.limits.block_size, request.num_computed_tokens
-        first, last = (num_after - num_tokens) // block_size, num_after // block_size
-        self._cache.hold(self._hashes_of(request.request_id)[first:last], request.kind)
+        """With so many tokens that a step computes. Full blocks can be found from then on."""
+        block_size, num_computed = self.limits.block_size, request.num_computed_tokens
+        first, last = num_computed // block_size, (num_computed + num_tokens) // block_size
+        if first < last:
+            self._cache.hold(self._hashes_of(request.request_id)[first:last], request.kind)
 
     def _settle_arrivals(self, known: set[str]) -> None:
         """The executor has told of those, and of the others soon will."""

@@ -71,8 +71,6 @@ class Cluster:
         """A part of it."""
         giver, taker = self.rigs[move.giver], self.rigs[move.taker]
         if move.reserved is None:
-            if not taker.replica.handovers.can_reserve:
-                return
             reserved = taker.replica.handovers.reserve(move.carried)
             if isinstance(reserved, str):
                 self.num_refused += 1

@@ -8,6 +8,7 @@ from msgspec.structs import asdict, replace
 
 from shared.errors import EngineError
 from shared.protocol.executors import EngineSpec, ExecutorCounters
+from shared.protocol.handover import Carried
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan
@@ -54,15 +55,18 @@ class Overlapped:
     rng: random.Random
     engine: FollowingEngine
     strategy: Strategy = field(default_factory=Strategy)
+    max_num_batched_tokens: int = 64
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     num_ahead: int = 0
     num_for_nothing: int = 0  # rows of requests that had ended
     num_taken_back: int = 0
     counted: ExecutorCounters = field(default_factory=ExecutorCounters)  # as they were told last
+    num_readers: int = 0  # entered on what a step in flight had yet to write
 
     def __post_init__(self) -> None:
         spec = self.engine.spec
-        self.replica = Replica(Limits(16, spec.num_blocks, 64, 8), spec, self.tokenizer, self.strategy)
+        limits = Limits(16, spec.num_blocks, self.max_num_batched_tokens, 8)
+        self.replica = Replica(limits, spec, self.tokenizer, self.strategy)
         self.step = 0
         self.ahead: StepBatch | None = None
         self.running: StepBatch | None = None
@@ -74,6 +78,7 @@ class Overlapped:
             batch = self.replica.begin(self.replica.schedule(None, policy, MODEL), self.step)
         if batch.sequences:
             assert batch.follows is None
+            self.num_readers += len(self.replica._in_flight[-1].unwritten.readers)
             self.running = batch
             self.step += 1
         self.check()
@@ -86,6 +91,7 @@ class Overlapped:
         if running:
             self.ahead = self.replica.batch(running, self.step)
             assert self.ahead.follows == self.step - 1
+            self.num_readers += len(self.replica._in_flight[-1].unwritten.readers)
             self.num_ahead += 1
         self.check()
         return bool(running)
@@ -180,8 +186,8 @@ def alone(tokenizer: Tokenizer, requests: list[GenerateRequest]) -> dict[str, Ou
     return rig.outcomes
 
 
-def run_at_random(rig: Overlapped, requests: list[GenerateRequest], abort: float = 0.0) -> None:
-    """As a loop would, with all that may come at any time."""
+def run_at_random(rig: Overlapped, requests: list[GenerateRequest], abort: float = 0.0, burst: int = 1) -> None:
+    """As a loop would, with all that may come at any time, up to so many requests at once."""
     rng, waiting = rig.rng, list(requests)
     while waiting or rig.replica.has_work or rig.running is not None:
         policy = Policy(rng.choice([12.0, 40.0, 1e9]))
@@ -190,7 +196,8 @@ def run_at_random(rig: Overlapped, requests: list[GenerateRequest], abort: float
         for _ in range(rng.randrange(4)):
             what = rng.random()
             if waiting and what < 0.3:
-                rig.replica.submit(waiting.pop())
+                for _ in range(min(rng.randint(1, burst) if burst > 1 else 1, len(waiting))):
+                    rig.replica.submit(waiting.pop())
                 if rng.random() < 0.7:
                     rig.take_back()
             elif what >= 1.0 - abort:
@@ -339,18 +346,31 @@ def test_a_prompt_finds_what_the_step_that_runs_computes(tokenizer: Tokenizer) -
 
 
 def test_nobody_who_comes_is_given_blocks_that_are_yet_to_be_written(tokenizer: Tokenizer) -> None:
-    """A step ahead would find them, and was taken back; the step that was to write them is interrupted."""
-    rig = make_rig(tokenizer)
+    """They are read from where it comes from, whatever becomes of the steps in flight."""
+    rig, moved = make_rig(tokenizer), replace(online("moved", prompt=50), output_token_ids=[7])
+    carried = Carried(moved, 50, [0, 1, 2, 3], 0, [], [])
+
+    def num_read() -> int:
+        reserved = rig.replica.handovers.reserve(carried)
+        assert not isinstance(reserved, str)
+        rig.check()
+        rig.replica.handovers.drop("moved")
+        return len(reserved.pairs)
+
     rig.replica.submit(online("a", prompt=50))
-    rig.begin()
-    assert rig.replica.handovers.can_reserve
-    rig.look_ahead()
-    assert not rig.replica.handovers.can_reserve
-    rig.take_back()
-    assert not rig.replica.handovers.can_reserve
-    rig.running = None
-    rig.replica.retract()
-    assert rig.replica.handovers.can_reserve
+    for goes_on in (False, True):
+        rig.begin()
+        assert num_read() == 4
+        rig.look_ahead()
+        assert num_read() == 4
+        rig.take_back()
+        assert num_read() == 4
+        if goes_on:
+            rig.finish()
+        else:
+            rig.running = None
+            rig.replica.retract()
+    assert num_read() == 1
     rig.drain()
 
 

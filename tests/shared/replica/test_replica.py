@@ -368,7 +368,8 @@ def test_online_requests_go_on_beside_the_long_prompt_of_a_suspect(tokenizer: To
 def test_failures_that_are_not_in_a_row_end_nothing(tokenizer: Tokenizer, num_requests: int) -> None:
     replica, _ = make_replica(tokenizer)
     requests = [
-        make_request(f"{n}", 20, 12, list(Kind)[n % 2], ignore_eos=num_requests == 1) for n in range(num_requests)
+        make_request(f"{n}", 20, 12, list(Kind)[n % 2], first=100 * n, ignore_eos=num_requests == 1)
+        for n in range(num_requests)
     ]
     for request in requests:
         replica.submit(request)
@@ -431,8 +432,8 @@ def test_where_offline_requests_keep_what_they_hold_online_ones_wait_for_it(toke
 def test_offline_requests_keep_their_order_when_they_lose_their_kv(tokenizer: Tokenizer) -> None:
     replica, engine = make_replica(tokenizer, num_blocks=12)
     ids = [f"off-{number}" for number in range(5)]
-    for request_id in ids:
-        replica.submit(make_request(request_id, prompt=20, max_tokens=40, kind=Kind.OFFLINE))
+    for number, request_id in enumerate(ids):
+        replica.submit(make_request(request_id, prompt=20, max_tokens=40, kind=Kind.OFFLINE, first=100 * number))
     while sum(state.num_blocks > 0 for state in replica.tell()) < 3:
         run(replica, engine)
     replica.begin(replica.schedule(None, ANY, MODEL), 0)

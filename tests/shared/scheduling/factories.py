@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hypothesis import strategies as st
 
@@ -105,6 +105,9 @@ class CacheOf:
 
     def found(self, request: Request) -> Found:
         return self._found.get(request.request_id, NOTHING)
+
+    def shared_hashes(self, request: Request) -> Sequence[bytes]:
+        return ()
 
 
 def half_cached(requests: Iterable[Request]) -> CacheOf:

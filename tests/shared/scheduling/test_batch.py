@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.echo import EchoLatencyModel
+from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel
+from shared.scheduling.kv.block_hash import hash_chain
+from shared.scheduling.kv.blocks import BlockPool
+from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.limits import Limits
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.request import Kind, Request
@@ -134,3 +138,27 @@ def test_as_many_decodes_as_the_whole_step_has_time_for(lens: list[int], budget_
     builder = filled(limits, online, budget_ms)
     assert builder.num_decodes_within(decodes, budget_ms) == max(most, default=0)
     assert builder.add_decodes_within(decodes) == max(most, default=0)
+
+
+def test_of_who_begins_as_an_entry_does_only_the_rest_is_computed() -> None:
+    """Unless that is taken out again; nobody finds what it computes itself."""
+    hashes = hash_chain(list(range(200)), 16)
+    cache = HashedRequests(BlockPool(100, 16), 16, lambda request_id: hashes, shares_in_step=True)
+    builder = BatchBuilder(Limits(16, 100, 200, 8), MODEL, math.inf, 100, cache)
+    first, second, third = (make_request(name, Kind.OFFLINE, prompt=100) for name in "abc")
+    assert builder.try_prefill(first, bounded=True, at_most=70)
+    assert builder.num_computed(second) == 64 and builder.fits_whole(second)
+    assert builder.try_prefill(second, bounded=True)
+    assert builder.num_computed(third) == 96
+    assert [entry.num_scheduled_tokens for entry in builder.entries] == [70, 36]
+    assert (builder.num_tokens_left, builder.num_blocks_left) == (94, 92)
+    latency_ms, features = builder.latency_ms, BatchFeatures()
+    features.add_all([(70, 0), (36, 64)])
+    assert latency_ms == MODEL.predict_ms(features)
+    assert builder.take_out(1, second) == 36
+    assert builder.num_computed(third) == 64 and (builder.num_tokens_left, builder.num_blocks_left) == (130, 95)
+    builder.put_back(1, second, 36)
+    assert builder.num_computed(third) == 96 and builder.latency_ms == latency_ms
+    builder.round_down(100)
+    assert [entry.num_scheduled_tokens for entry in builder.entries] == [70, 30]
+    assert (builder.num_computed(second), builder.num_computed(third)) == (64, 80)

@@ -19,11 +19,24 @@ lengths = st.integers(1, 30).filter(lambda length: length % BLOCK)
 prompts = st.lists(st.tuples(st.integers(0, 2), lengths), min_size=1, max_size=6)  # beginning and length
 
 
-@given(prompts=prompts, before=prompts, keeps=st.lists(st.booleans(), min_size=6, max_size=6), chunk=st.integers(1, 30))
+@given(
+    prompts=prompts,
+    before=prompts,
+    keeps=st.lists(st.booleans(), min_size=6, max_size=6),
+    kinds=st.lists(st.sampled_from(Kind), min_size=6, max_size=6),
+    chunk=st.integers(1, 30),
+    per_step=st.integers(1, 6),
+)
 def test_who_enters_takes_the_blocks_that_the_pool_gives_it(
-    prompts: list[tuple[int, int]], before: list[tuple[int, int]], keeps: list[bool], chunk: int
+    prompts: list[tuple[int, int]],
+    before: list[tuple[int, int]],
+    keeps: list[bool],
+    kinds: list[Kind],
+    chunk: int,
+    per_step: int,
 ) -> None:
-    """One step after another, each of one that begins; what was there before is held or only cached."""
+    """One step after another, in which so many begin, who find what those before them compute; what was there before is
+    held or only cached."""
     pool = BlockPool(NUM_BLOCKS, BLOCK)
     tokens = {f"r{n}": [first] * length for n, (first, length) in enumerate(prompts)}
     for number, ((first, length), is_kept) in enumerate(zip(before, keeps, strict=False)):
@@ -33,18 +46,24 @@ def test_who_enters_takes_the_blocks_that_the_pool_gives_it(
         if not is_kept:
             pool.free(f"before-{number}")
     mirror = ExecutorMirror(Limits(BLOCK, NUM_BLOCKS, 512, 8), Strategy(), lambda key: hash_chain(tokens[key], BLOCK))
-    states: list[Request] = [make_request(key, prompt=len(each), max_tokens=9) for key, each in tokens.items()]
+    states: list[Request] = [
+        make_request(key, kind, prompt=len(each), max_tokens=9)
+        for (key, each), kind in zip(tokens.items(), kinds, strict=False)
+    ]
     mirror.observe(states, [], pool.num_free, cache=pool.take_cache_changes())
-    for key, each in tokens.items():
-        num_cached = start(pool, key, Kind.ONLINE, each)
-        num_tokens = min(chunk, len(each) - num_cached)
-        assert pool.grow(key, num_cached + num_tokens)
-        entries = [ScheduledRequest(key, Kind.ONLINE, num_tokens)]
+    for first in range(0, len(states), per_step):
+        entries, found = list[ScheduledRequest](), dict[str, tuple[int, int]]()
+        for state in states[first : first + per_step]:
+            key, kind = state.request_id, state.kind
+            num_cached = start(pool, key, kind, tokens[key])
+            num_tokens = min(chunk, len(tokens[key]) - num_cached)
+            assert pool.grow(key, num_cached + num_tokens)
+            commit(pool, key, tokens[key], num_cached + num_tokens)
+            entries.append(ScheduledRequest(key, kind, num_tokens))
+            found[key] = num_cached, len(pool.table(key))
         mirror.start(entries)
-        request = mirror.table.get(key)
-        assert request is not None
-        assert (request.num_computed_tokens, request.num_blocks) == (num_cached, len(pool.table(key)))
+        held = [mirror.table.get(key) for key in found]
+        assert [(each.num_computed_tokens, each.num_blocks) for each in held if each] == list(found.values())
         assert mirror.num_free_blocks == pool.num_free
         mirror.finish(entries)
-        commit(pool, key, each, num_cached + num_tokens)
         mirror.table.check_integrity()

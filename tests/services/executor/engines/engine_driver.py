@@ -32,8 +32,9 @@ Scheduled = list[tuple[Request, Sequence]]
 
 
 class EngineDriver:
-    """Owns the blocks of an engine: allocates at random, shares full blocks of equal prefixes, drops whole requests.
-    As many steps are in flight as the engine has stages."""
+    """Owns the blocks of an engine: allocates at random, shares full blocks of equal prefixes, as soon as the step that
+    fills them begins where every step is to end well, and drops whole requests. As many steps are in flight as the
+    engine has stages."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class EngineDriver:
         self._restart = restart
         self._fail = fail
         self._interrupt = interrupt
+        self._shares_in_step = not (fail or interrupt)
         self._users: Counter[int] = Counter()
         self._cached: dict[tuple[str | int, ...], int] = {}  # adapter, whole prefix to a full block's end -> the block
         self.shared_blocks = 0
@@ -120,7 +122,7 @@ class EngineDriver:
         self._step_s = result.latency_ms / 1000.0
         for request, sequence in scheduled:
             request.num_computed += len(sequence.token_ids)
-            self._publish_full_blocks(request)
+            self._publish_full_blocks(request, request.num_computed)
             if sequence.needs_sample:
                 request.output.append(result.sampled[request.request_id])
             if request.is_finished(self._engine.spec.eos_token_ids):
@@ -139,6 +141,8 @@ class EngineDriver:
             budget -= count
             end = request.num_computed + count
             self._grow(request, end)
+            if self._shares_in_step:
+                self._publish_full_blocks(request, end)
             new = tokens[request.num_computed : end]
             history = TokenHistory(tokens, len(request.prompt)) if request.sampling.adjusts_logits else None
             scheduled.append(
@@ -178,9 +182,9 @@ class EngineDriver:
             self._users[block] += 1
             request.block_table.append(block)
 
-    def _publish_full_blocks(self, request: Request) -> None:
+    def _publish_full_blocks(self, request: Request, num_tokens: int) -> None:
         size = self._engine.spec.block_size
-        for index in range(request.num_computed // size):
+        for index in range(num_tokens // size):
             prefix = request.sampling.adapter, *request.tokens[: (index + 1) * size]
             self._cached.setdefault(prefix, request.block_table[index])
 
@@ -201,6 +205,22 @@ class EngineDriver:
         self._users.subtract(request.block_table)
         request.block_table.clear()
         request.num_computed = 0
+
+
+def check_rows_read_what_others_of_their_step_write(engine: Engine) -> None:
+    """A prompt, one that begins as it does and computes its rest, and one of which a single token is left."""
+    size, greedy = engine.spec.block_size, SamplingParams(max_tokens=1, temperature=0.0)
+    prompts = {name: [*range(50, 50 + 3 * size), *end] for name, end in (("a", [60, 61]), ("b", [70]), ("c", [80]))}
+
+    def sampled(step: int, begun: dict[str, tuple[int, list[int]]]) -> dict[str, int]:
+        rows = [
+            Sequence(name, prompts[name][start:], start, blocks, greedy, needs_sample=True)
+            for name, (start, blocks) in begun.items()
+        ]
+        return dict(engine.execute(StepBatch(step, rows)).sampled)
+
+    together = sampled(0, {"a": (0, [1, 2, 3, 4]), "b": (2 * size, [1, 2, 5, 6]), "c": (3 * size, [1, 2, 3, 7])})
+    assert together == {key: sampled(1, {key: (0, [8, 9, 10, 11])})[key] for key in prompts}
 
 
 def check_only_asked_rows_are_sampled(engine: Engine) -> None:

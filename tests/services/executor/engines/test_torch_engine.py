@@ -11,7 +11,11 @@ from services.executor.engines.torch.engine import TorchEngine
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TO_COME, Sequence, StepBatch, StepResult
-from tests.services.executor.engines.engine_driver import EngineDriver, check_only_asked_rows_are_sampled
+from tests.services.executor.engines.engine_driver import (
+    EngineDriver,
+    check_only_asked_rows_are_sampled,
+    check_rows_read_what_others_of_their_step_write,
+)
 from tests.services.executor.engines.engine_prompts import (
     LIMITS,
     MAX_TOKENS,
@@ -184,6 +188,10 @@ def test_two_directions_share_a_block(engine: TorchEngine, prompts: list[list[in
         return tokens
 
     assert generate({"left": 7, "right": 7}) == generate({"left": 3, "right": 5})
+
+
+def test_rows_read_what_others_of_their_step_write(engine: TorchEngine) -> None:
+    check_rows_read_what_others_of_their_step_write(engine)
 
 
 def test_only_asked_rows_are_sampled(engine: TorchEngine) -> None:

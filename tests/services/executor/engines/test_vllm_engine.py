@@ -16,7 +16,12 @@ from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
 from shared.scheduling.kv.slot_transfers import SlotOperations
-from tests.services.executor.engines.engine_driver import EngineDriver, Request, check_only_asked_rows_are_sampled
+from tests.services.executor.engines.engine_driver import (
+    EngineDriver,
+    Request,
+    check_only_asked_rows_are_sampled,
+    check_rows_read_what_others_of_their_step_write,
+)
 from tests.services.executor.engines.engine_prompts import (
     LIMITS,
     PENALTIES,
@@ -184,6 +189,10 @@ def test_a_cut_token_never_comes_back(engine: Any, prompts: list[list[int]]) -> 
     anew = Sequence("anew", [*prompt, other], 0, [4], GREEDY, True)
     result = engine.execute(StepBatch(1, [decode, anew]))
     assert result.sampled["cut"] == result.sampled["anew"]
+
+
+def test_rows_read_what_others_of_their_step_write(engine: Any) -> None:
+    check_rows_read_what_others_of_their_step_write(engine)
 
 
 def test_only_asked_rows_are_sampled(engine: Any) -> None:

@@ -462,20 +462,6 @@ async def test_a_taker_that_stops_answers_what_it_was_offered(
     await pools.until_idle()
 
 
-async def test_a_taker_that_stops_refuses_those_that_wait_for_room(gateway: Client, pools: Pools) -> None:
-    """No step of its ends any more."""
-    desk, replica = pools.strict._pool._desk, pools.strict._replica
-    assert desk is not None
-    replica._live.is_found_unwritten = True
-    await gateway.send("relaxed", requests())
-    await until(lambda: desk._taking._waiting)
-    await pools.strict._pool.settle()
-    assert desk._taking.answered.is_set()
-    await gateway.until_ended(len(requests()))
-    assert not gateway.taken
-    await pools.until_idle()
-
-
 async def test_who_has_nothing_to_do_is_not_woken(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even the strict one, until somebody runs offline requests, for which it asks."""
     await pools.until_idle()

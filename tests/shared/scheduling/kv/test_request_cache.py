@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.blocks import BlockPool
-from shared.scheduling.kv.request_cache import NO_CACHE, Found, HashedRequests
+from shared.scheduling.kv.prefix_cache import PrefixCacheMirror
+from shared.scheduling.kv.request_cache import NO_CACHE, Found, HashedRequests, StepCache
 from shared.scheduling.request import Kind
 from tests.shared.scheduling.factories import make_request
 from tests.shared.scheduling.kv.cache_listeners import commit, start
@@ -33,5 +34,49 @@ def test_what_is_found_is_what_the_pool_gives(
     assert found.num_tokens // BLOCK - found.num_held_blocks == num_free - pool.num_free
 
 
+@given(
+    before=prompts,
+    entrants=st.lists(st.tuples(prompts, st.sampled_from(Kind), st.integers(1, 20)), min_size=1, max_size=8),
+    left_out=st.integers(-1, 7),
+)
+def test_what_entries_before_it_compute_is_found_as_the_pool_gives_it(
+    before: list[int], entrants: list[tuple[list[int], Kind, int]], left_out: int
+) -> None:
+    """Online ones first, each with a chunk of its prompt. One is taken out again before the next is looked at."""
+    pool, told, prompt_of = BlockPool(200, BLOCK), PrefixCacheMirror(), dict[str, list[int]]()
+    start(pool, "before", Kind.OFFLINE, before)
+    assert pool.grow("before", len(before))
+    commit(pool, "before", before, len(before))
+    told.apply(pool.take_cache_changes())
+    requests = HashedRequests(told, BLOCK, lambda request_id: hash_chain(prompt_of[request_id], BLOCK), True)
+    cache = StepCache(requests, BLOCK)
+    for number, (prompt, kind, chunk) in enumerate(sorted(entrants, key=lambda entrant: entrant[1])):
+        request = make_request(str(number), kind, prompt=len(prompt))
+        prompt_of[request.request_id] = prompt
+        found = cache.found(request)
+        num_tokens = min(chunk, len(prompt) - found.num_tokens)
+        cache.compute(request, found.num_tokens, num_tokens)
+        if number == left_out:
+            cache.leave_out(request, found.num_tokens, num_tokens)
+            continue
+        num_free = pool.num_free
+        assert found.num_tokens == start(pool, request.request_id, kind, prompt)
+        assert found.num_tokens // BLOCK - found.num_held_blocks == num_free - pool.num_free
+        assert pool.grow(request.request_id, found.num_tokens + num_tokens)
+        commit(pool, request.request_id, prompt, found.num_tokens + num_tokens)
+
+
+def test_online_requests_find_nothing_of_offline_ones_in_their_step() -> None:
+    """They come first in it, whatever was looked at first."""
+    hashes = hash_chain(list(range(9)), BLOCK)
+    cache = StepCache(HashedRequests(BlockPool(8, BLOCK), BLOCK, lambda request_id: hashes, True), BLOCK)
+    cache.compute(make_request("off", Kind.OFFLINE, prompt=9), 0, 9)
+    assert cache.found(make_request("on", Kind.ONLINE, prompt=9)) == Found(0, 0)
+    assert cache.found(make_request("other", Kind.OFFLINE, prompt=9)) == Found(8, 2)
+
+
 def test_where_there_is_no_cache_nothing_is_found() -> None:
     assert NO_CACHE.found(make_request()) == Found(0, 0)
+    cache = StepCache(NO_CACHE, BLOCK)
+    cache.compute(make_request("first", prompt=9), 0, 9)
+    assert cache.found(make_request(prompt=9)) == Found(0, 0)

@@ -37,6 +37,9 @@ class CacheOf:
         shared = max((len(list(takewhile(bool, map(eq, prompt, each)))) for each in self._cached), default=0)
         return Found(shared // self._block_size * self._block_size)
 
+    def shared_hashes(self, request: Request) -> Sequence[bytes]:
+        return ()
+
 
 class NaiveKvAware:
     """All prompts of a bucket are compared, at each look."""
