@@ -1,8 +1,10 @@
 """What OpenAI's requests have in common, and fields that no body has: without effect on an answer, or refused, never
 silently dropped."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from math import lcm
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,6 +18,8 @@ AskedTier = Literal["auto", "default", "fast", "flex", "priority", "scale"]
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$(?!\n)"  # of a function or a schema; in Python alone $ is also before a last newline
 MAX_ITEMS = 50_000  # of all lists of a schema together
+MAX_REMAINDERS = 20_000  # by what numbers of a schema have to be multiples of
+MAX_DIGITS = 64  # of such a number that are looked at: no grammar takes so many
 MAX_DEPTH = 100  # of a schema, and of a call's arguments
 MAX_SHOWN_NAME = 64  # characters
 
@@ -142,17 +146,46 @@ def check_field(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
 def check_items(name: str, *schemas: Any) -> None:
     """How many items its lists may have together: a grammar has a rule for each, and memory with them. Raises
     RequestError."""
-    num_items, left = 0.0, list(schemas)
+    num_items = 0.0
+    for value in _objects_in(schemas):
+        bounds = [value.get(bound) for bound in ("minItems", "maxItems")]
+        num_items += max((each for each in bounds if isinstance(each, int | float)), default=0)
+    if num_items > MAX_ITEMS:
+        raise RequestError(f"{name}: minItems and maxItems come to more than {MAX_ITEMS} in all", name)
+
+
+def check_multiples(name: str, *schemas: Any) -> None:
+    """How many remainders there are by what its numbers have to be multiples of, all together: a grammar has a state
+    for each, and is compiled for seconds where they are a million. Raises RequestError."""
+    num_remainders = 1
+    for value in _objects_in(schemas):
+        num_remainders = lcm(num_remainders, _remainders(value.get("multipleOf")))
+        if num_remainders > MAX_REMAINDERS:
+            raise RequestError(f"{name}: multipleOf leaves more than {MAX_REMAINDERS} remainders in all", name)
+
+
+def _remainders(multiple: Any) -> int:
+    """Of its digits, without the factors 2 and 5: whether a number is a multiple of these its last digits tell."""
+    if not isinstance(multiple, int | float):
+        return 1
+    digits = Decimal(multiple if isinstance(multiple, int) else repr(multiple)).as_tuple().digits
+    rest = int("".join(map(str, digits[:MAX_DIGITS])))
+    for factor in (2, 5):
+        while rest and rest % factor == 0:
+            rest //= factor
+    return max(1, rest)
+
+
+def _objects_in(schemas: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Of each and what is in it, however deep."""
+    left = list(schemas)
     while left:
         value = left.pop()
         if isinstance(value, dict):
-            bounds = [value.get(bound) for bound in ("minItems", "maxItems")]
-            num_items += max((each for each in bounds if isinstance(each, int | float)), default=0)
+            yield value
             left += value.values()
         elif isinstance(value, list):
             left += value
-    if num_items > MAX_ITEMS:
-        raise RequestError(f"{name}: minItems and maxItems come to more than {MAX_ITEMS} in all", name)
 
 
 def check_depth(name: str, value: Any, levels: int = MAX_DEPTH) -> None:

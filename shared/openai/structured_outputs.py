@@ -1,6 +1,8 @@
 """vLLM's ``structured_outputs`` and its older ``guided_*`` fields: what an output keeps to, as a grammar for the
 engines."""
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -9,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.openai.errors import RequestError
-from shared.openai.fields import check_field
+from shared.openai.fields import check_field, check_items, check_multiples
 from shared.openai.grammars import ANY_OBJECT, encoded, problem_of, schema_grammar
 from shared.text.tokenizer import Tokenizer
 
@@ -17,6 +19,7 @@ JsonSchemaText = str | dict[str, Any]
 Regex = Annotated[str, Meta(min_length=1)]
 ChoiceTexts = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
 GrammarText = Annotated[str, Meta(min_length=1)]
+EMBEDDED = re.compile(r"%json\s*")  # a schema follows
 KINDS = ("json", "regex", "choice", "grammar")
 UNSERVED_OPTIONS: dict[str, tuple[Any, ...]] = {
     "disable_additional_properties": (False,),
@@ -38,6 +41,9 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
+
+
+_decoder = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,16 @@ class Constraint:
         if self.kind == "regex":
             regex: str = LLMatcher.grammar_from_regex(self.value)
             return regex
+        schemas = list(_schemas_in(self.value))
+        check_items(self.param, schemas)
+        check_multiples(self.param, schemas)
         return grammar_from("grammar", self.value)
+
+
+def _schemas_in(grammar: str) -> Iterator[Any]:
+    """Those that a grammar has in it. Raises ValueError and RecursionError where one cannot be read."""
+    for place in EMBEDDED.finditer(grammar):
+        yield _decoder.raw_decode(grammar, place.end())[0]
 
 
 def constraint_of(fields: Any) -> Constraint | None:

@@ -1,5 +1,6 @@
 """Fields that are looked at by their name alone, and how much and how deep what they hold may be."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from shared.openai.fields import (
     check_depth,
     check_field,
     check_items,
+    check_multiples,
     read_fields,
 )
 
@@ -94,6 +96,40 @@ def test_items_are_counted_over_all_of_a_schema(name: str) -> None:
         check_items("field", *schemas)
         with pytest.raises(RequestError, match=rf"^field: minItems and maxItems come to more than {MAX_ITEMS} in all$"):
             check_items("field", {"items": {name: 1}}, *schemas)
+
+
+def test_remainders_are_counted_over_all_of_a_schema() -> None:
+    """By the least common multiple of what is left without the factors 2 and 5."""
+    for multiple in (
+        1,
+        5,
+        0.01,
+        10**40,
+        12.345,
+        3600,
+        86400,
+        1024,
+        0,
+        -7,
+        2.5e-7,
+        19_997,
+        True,
+        "many",
+        None,
+        math.inf,
+    ):
+        check_multiples("field", {"items": [{"multipleOf": multiple}]})
+    check_multiples("field", *({"multipleOf": divisor} for divisor in range(1, 18_019) if 18_018 % divisor == 0))
+    check_multiples("field", {"properties": {"multipleOf": {"multipleOf": 3}}})
+    for schema in (
+        {"multipleOf": 20_001},
+        {"multipleOf": 999_983},
+        {"multipleOf": 99.9983},
+        {"multipleOf": 10**60 + 7},
+        {"allOf": [{"multipleOf": 97}, {"items": {"multipleOf": 103.0}}, {"multipleOf": 101}]},
+    ):
+        with pytest.raises(RequestError, match=r"^field: multipleOf leaves more than 20000 remainders in all$"):
+            check_multiples("field", schema)
 
 
 @pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}])

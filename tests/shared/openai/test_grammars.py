@@ -65,6 +65,7 @@ def nested(depth: int) -> dict[str, Any]:
     [
         (nested(MAX_DEPTH + 1), f"^field is nested more than {MAX_DEPTH} levels deep$"),
         ({"minItems": MAX_ITEMS + 1}, "^field: minItems and maxItems come to more than"),
+        ({"multipleOf": 999_983}, "^field: multipleOf leaves more than"),
         ({"enum": ["x" * MAX_SCHEMA_BYTES]}, f"^field: the schema is longer than {MAX_SCHEMA_BYTES} bytes$"),
         ({"type": "banana"}, "^field: .*banana"),
         ({"not": {"type": "string"}}, "^field: .*not"),

@@ -31,6 +31,7 @@ CONSTRAINTS: list[tuple[str, Any, list[str], list[str]]] = [
     ("choice", ["red", "reddish", *ODD_TEXTS], ["red", "reddish", *ODD_TEXTS], ["redd", "blue"]),
     ("grammar", LARK, ["yes", "no12"], ["no", "maybe"]),
     ("grammar", GBNF, ["yes", "no12"], ["no", "maybe"]),
+    ("grammar", 'start: "a" %json {"type": "integer", "multipleOf": 7}', ["a14"], ["a15", "14"]),
 ]
 
 
@@ -71,6 +72,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": "red"}}, "structured_outputs.choice"),
     ({"structured_outputs": {"grammar": 'start: "a" | nope'}}, "structured_outputs.grammar"),
     ({"structured_outputs": {"grammar": "hello ((("}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": 'start: %json {"multiple\\u004ff": 999983}'}}, "structured_outputs.grammar"),
+    ({"guided_grammar": 'start: "a" %json\n{"minItems": 1000000000}'}, "guided_grammar"),
+    ({"guided_grammar": "start: %json schema"}, "guided_grammar"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": {"type": "object", "uniqueItems": True}}}, "structured_outputs.json"),
