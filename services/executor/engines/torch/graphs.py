@@ -4,6 +4,7 @@ A decode step is hundreds of short kernels, each of which costs the host a launc
 lay when it was recorded, so a step is copied into static inputs, padded to the next recorded size.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -15,7 +16,6 @@ from kernels.slots import Ints, StepLayout
 
 SMALL_SIZES = (1, 2, 4)
 SIZE_STEP = 8
-WARM_UPS = 2  # runs before the recording: kernels are compiled, libraries take their workspace
 
 Forward = Callable[[torch.Tensor, AttentionMetadata], torch.Tensor]
 """From input ids [num_decodes] to logits [num_decodes, vocab_size]."""
@@ -78,8 +78,7 @@ def cuda_recorder(device: torch.device) -> Recorder:
         stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):  # put back here where a failed recording leaves it
-            for _ in range(WARM_UPS):
-                run()
+            warm_up(run)
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 out = run()
         current.wait_stream(stream)
@@ -91,6 +90,20 @@ def cuda_recorder(device: torch.device) -> Recorder:
         return replay
 
     return record
+
+
+def warm_up(run: Callable[[], object]) -> None:
+    """Before it is recorded: kernels are compiled, and libraries take their workspace. Raises RuntimeError where it
+    waits for the device. To find that in a recording is too late: before torch 2.13 its allocator goes on as if it were
+    being made, and keeps what several streams have used, as slots on their way to the host are."""
+    run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype, says torch
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def graph_sizes(max_decodes: int) -> list[int]:

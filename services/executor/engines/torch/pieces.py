@@ -19,7 +19,7 @@ from kernels.kv_write import write_kv
 from kernels.paged_attention import AttentionMetadata, paged_attention
 from kernels.slots import Ints, StepLayout
 from services.executor.engines.torch.attention import AttentionStep, Layer
-from services.executor.engines.torch.graphs import WARM_UPS, SharedLogits, sizes_up_to
+from services.executor.engines.torch.graphs import SharedLogits, sizes_up_to, warm_up
 
 SMALL_SIZES = (16, 32, 64)
 SIZE_STEP = 128  # as tiles of products are
@@ -151,8 +151,7 @@ def cuda_piece_recorder(device: torch.device) -> Recorder:
             begin()
 
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                run(lambda number: None)
+            warm_up(lambda: run(lambda number: None))
             torch.cuda.synchronize(device)
             begin()
             try:

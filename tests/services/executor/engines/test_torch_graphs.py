@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from services.executor.engines.torch.engine import TorchEngine
-from services.executor.engines.torch.graphs import Run, cuda_recorder, graph_sizes
+from services.executor.engines.torch.graphs import Run, cuda_recorder, graph_sizes, warm_up
 from services.executor.engines.torch.pieces import Cut, cuda_piece_recorder, token_sizes
 from services.executor.engines.torch.pieces import Run as PieceRun
 from shared.protocol.sampling import SamplingParams
@@ -267,6 +267,46 @@ def test_a_step_beyond_the_recordings_runs_plainly(llama_path: Path) -> None:
     engine.execute(StepBatch(2, [Sequence("r", [7], 20, blocks, GREEDY, True)]))
     assert replays.sizes == [1]
     engine.close()
+
+
+def test_what_waits_for_the_device_is_found_before_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes, ran_in = ["default"], list[str]()
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def run() -> None:
+        ran_in.append(modes[-1])
+        if waits and modes[-1] == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    waits = False
+    warm_up(run)
+    assert ran_in == ["default", "error"] and modes[-1] == "default"
+    waits = True
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        warm_up(run)
+    assert modes[-1] == "default"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_pass_that_waits_leaves_the_allocator_as_it_was() -> None:
+    """What another stream has used is free once that is done."""
+    device = torch.device("cuda")
+    number, other = torch.ones(1, device=device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        cuda_recorder(device)(lambda: number * number.item())
+    before = active_bytes(device)
+    for _ in range(3):
+        used = torch.empty(1 << 20, device=device)
+        used.record_stream(other)
+        del used
+    torch.cuda.synchronize(device)
+    assert active_bytes(device) == before
+
+
+def active_bytes(device: torch.device) -> int:
+    """Taken, or not yet free: whether it is, the allocator looks when it is asked for memory."""
+    torch.empty(1, device=device)
+    return int(torch.cuda.memory_stats(device)["active_bytes.all.current"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would record it")
