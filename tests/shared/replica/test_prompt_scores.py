@@ -158,16 +158,20 @@ class OverlappedScores(Overlapped):
             self.outcomes[ended.sequence.request_id] = ([], ended.finish_reason)
 
 
+@pytest.mark.parametrize("burst", [1, 10])
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_steps_that_begin_ahead_and_fail_lose_no_score(tokenizer: Tokenizer, seed: int, breaks: bool) -> None:
-    """A step ahead may find blocks whose scores come with the end of the one that it follows."""
+def test_steps_that_begin_ahead_and_fail_lose_no_score(
+    tokenizer: Tokenizer, seed: int, breaks: bool, burst: int
+) -> None:
+    """A step may find blocks whose scores come with its own end, or that of the one that it follows."""
     rng = random.Random(seed)
     made = [follow_up(f"{seed}-{n}", rng) for n in range(50)]
     scored = {each.request_id: each for each in made if each.sampling.prompt_logprobs is not None}
     rates = {"fail": 0.05, "fail_row": 0.01, "interrupt": 0.2} if breaks else {}
-    rig = OverlappedScores(tokenizer, rng, FollowingMarks(SPEC, seed=seed, **rates))
-    run_at_random(rig, made, abort=0.02)
+    engine = FollowingMarks(SPEC, seed=seed, **rates)
+    rig = OverlappedScores(tokenizer, rng, engine, max_num_batched_tokens=64 if burst == 1 else 400)
+    run_at_random(rig, made, abort=0.02, burst=burst)
     well = [key for key, (_, reason) in rig.outcomes.items() if reason in ENDS_WELL and key in scored]
     assert rig.scores == {key: marks_of(scored[key].prompt_token_ids) for key in well} and len(well) > 10
     assert rig.num_ahead > 10 and rig.replica.totals.cached_tokens > 0
