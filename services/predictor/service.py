@@ -45,7 +45,7 @@ class Predictor(Service):
         self._subscriptions: list[Subscription] = []
 
     async def start(self) -> None:
-        """Read what earlier runs published, then listen."""
+        """Read what earlier runs published, then listen, first of all to what was measured before."""
         self._models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
         for entry in await self._models.entries():
             self._take_over(entry)
@@ -54,6 +54,7 @@ class Predictor(Service):
             await self._bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample),
             await self._bus.serve(subjects.PREDICT, PredictBatch, self._on_question, queue=self.name),
         ]
+        await self._bus.publish(subjects.SAMPLES_WANTED, {})
 
     async def run(self) -> None:
         """Fit, and keep what was published."""
@@ -136,12 +137,12 @@ class Predictor(Service):
                 await asyncio.sleep(RETRY_S)
 
     async def _on_sample(self, sample: LatencySample) -> None:
-        kind = self._kind(sample.profile_key)
-        if kind is None or not kind.add(sample.shape, sample.latency_ms):
+        kind, is_live = self._kind(sample.profile_key), sample.step > 0
+        if kind is None or not kind.add(sample.shape, sample.latency_ms, is_live):
             self._counts["samples_refused"] += 1
             return
         self._counts["samples"] += 1
-        if sample.step > 0:  # a sweep's shapes are all that may come, not what does
+        if is_live:  # a sweep's shapes are all that may come, not what does
             drift = kind.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
             if drift is not None:
                 self._is_urgent.set()

@@ -39,11 +39,12 @@ class WatchedKind:
             self.drifts, self.drift_ratio = record.drifts, record.drift_ratio
             self.drifted_at_s = record.drifted_at_s
 
-    def add(self, shape: BatchFeatures, latency_ms: float) -> bool:
-        """False for a sample that says nothing."""
-        is_news = self.window.add(shape, latency_ms)
-        self.has_news |= is_news
-        return is_news
+    def add(self, shape: BatchFeatures, latency_ms: float, is_live: bool) -> bool:
+        """False for a sample that says nothing. Of a sweep, where there is a model, none is news by itself: it may be
+        told again long after the machine has changed."""
+        is_kept = self.window.add(shape, latency_ms, is_live)
+        self.has_news |= is_kept and (is_live or self.record is None)
+        return is_kept
 
     def forget_samples(self) -> None:
         """Nothing can be made of them."""

@@ -81,13 +81,14 @@ class SampleWindow:
     def __len__(self) -> int:
         return self._size
 
-    def add(self, shape: BatchFeatures, latency_ms: float) -> bool:
-        """False where it says nothing: an empty batch, or a latency that no step has."""
+    def add(self, shape: BatchFeatures, latency_ms: float, is_live: bool = True) -> bool:
+        """False where it says nothing: an empty batch, or a latency that no step has. ``is_live``: of a step that ran
+        for requests; a sweep's batches are measured once, and told again long after."""
         is_empty = shape.prefill_requests == 0 and shape.decode_requests == 0
         if is_empty or not LEAST_MS <= latency_ms <= MOST_MS:
             return False
         members = self._strata.setdefault(stratum(shape), deque())
-        members.append(_Numbered(self.num_added, shape, latency_ms))
+        members.append(_Numbered(self.num_added, shape, latency_ms, is_live))
         self.num_added += 1
         self._size += 1
         if len(members) > self._stratum_limit:
@@ -100,9 +101,9 @@ class SampleWindow:
         """Multiply the latencies of all samples of lower numbers than ``before``: the machine has become so many times
         slower since, and of shapes that have not come again nothing better is known."""
         for members in self._strata.values():
-            for index, (number, shape, latency_ms) in enumerate(members):
-                if number < before:
-                    members[index] = _Numbered(number, shape, latency_ms * factor)
+            for index, member in enumerate(members):
+                if member.number < before:
+                    members[index] = member._replace(latency_ms=member.latency_ms * factor)
 
     def clear(self) -> None:
         """Forget all; numbers go on."""
@@ -115,14 +116,14 @@ class SampleWindow:
         return [
             Observation(shape, latency_ms, STALE_WEIGHT if number < stale_before else 1.0)
             for members in self._strata.values()
-            for number, shape, latency_ms in members
+            for number, shape, latency_ms, _ in members
         ]
 
     def recent(self, count: int) -> list[Observation]:
-        """The newest ``count`` of those kept, newest first."""
-        kept = (member for members in self._strata.values() for member in members)
-        newest = heapq.nlargest(count, kept, key=lambda member: member.number)
-        return [Observation(shape, latency_ms) for _, shape, latency_ms in newest]
+        """The newest ``count`` live ones of those kept, newest first."""
+        live = (member for members in self._strata.values() for member in members if member.is_live)
+        newest = heapq.nlargest(count, live, key=lambda member: member.number)
+        return [Observation(member.shape, member.latency_ms) for member in newest]
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the bounds or the sums are broken."""
@@ -140,3 +141,4 @@ class _Numbered(NamedTuple):
     number: int
     shape: BatchFeatures
     latency_ms: float
+    is_live: bool

@@ -20,7 +20,7 @@ from services.profiler.sweep.sweep import (
     publish_samples,
 )
 from services.profiler.sweep.sweep_record import SweepFiles, SweepRecord
-from shared.bus import Bucket, Bus, Entry
+from shared.bus import Bucket, Bus, Entry, Subscription
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NotFoundOnBusError
@@ -56,11 +56,13 @@ class Profiler(Service):
         self._progress = SweepProgress()
         self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
         self._records: dict[str, SweepRecord] = {}  # measured or replayed by this process
+        self._measured: dict[str, ExecutorInfo] = {}  # whose they are; one of each kind
         self._confirming: set[str] = set()  # profile keys
         self._budgeted: set[str] = set()  # profile keys that got a budget from this process
         self._executors: Bucket[ExecutorInfo]
         self._models: Bucket[LatencyModelRecord]
         self._budgets: Bucket[BudgetRecord]
+        self._wanted: Subscription
 
     async def start(self) -> None:
         """Open the buckets and hear the heartbeats."""
@@ -69,6 +71,7 @@ class Profiler(Service):
         self._budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
         await self._load.start()
         await self._slo_budgets.start()
+        self._wanted = await self._bus.subscribe(subjects.SAMPLES_WANTED, object, self._on_samples_wanted)
 
     async def run(self) -> None:
         """Until cancelled; a registration that comes again is served again, at little cost."""
@@ -88,6 +91,7 @@ class Profiler(Service):
 
     async def stop(self) -> None:
         """An unfinished sweep starts anew with the next process."""
+        await self._wanted.stop()
         await self._slo_budgets.stop()
         await self._load.stop()
 
@@ -119,7 +123,7 @@ class Profiler(Service):
             await self._publish_budget(info)
             self._progress.enter(info.profile_key, SweepState.FAILED)
         else:
-            self._records[info.profile_key] = record
+            self._records[info.profile_key], self._measured[info.profile_key] = record, info
             await self._publish_budget(info)
             if info.profile_key not in self._confirming:
                 self._confirming.add(info.profile_key)
@@ -170,15 +174,22 @@ class Profiler(Service):
         while not await self._model_appears(info.profile_key, timeout_s):
             self._progress.enter(info.profile_key, SweepState.DONE)
             logger.warning("no latency model came of the samples, sending them again", extra=_ids(info))
-            try:
-                await publish_samples(self._bus, info, record.measurements)
-            except BusError as error:
-                logger.warning("samples not sent", extra=_ids(info, error))
+            await self._send_again(info, record)
             check_cancelled()
             timeout_s = min(2 * timeout_s, LAST_CONFIRM_S)
         self._confirming.discard(info.profile_key)
         self._progress.enter(info.profile_key, SweepState.DONE)
         logger.info("sweep done", extra=_ids(info))
+
+    async def _on_samples_wanted(self, _: object) -> None:
+        for profile_key, record in list(self._records.items()):
+            await self._send_again(self._measured[profile_key], record)
+
+    async def _send_again(self, info: ExecutorInfo, record: SweepRecord) -> None:
+        try:
+            await publish_samples(self._bus, info, record.measurements)
+        except BusError as error:
+            logger.warning("samples not sent", extra=_ids(info, error))
 
     async def _model_appears(self, profile_key: str, timeout_s: float) -> bool:
         models = cast(AsyncGenerator[Entry[LatencyModelRecord] | None, None], self._models.watch())

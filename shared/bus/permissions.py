@@ -146,13 +146,14 @@ ROLES: dict[BusRole, tuple[Permissions, ...]] = {
     BusRole.PREDICTOR: (
         ANSWERS_PINGS,
         hears(subjects.LATENCY_SAMPLES, subjects.PREDICT),
+        says(subjects.SAMPLES_WANTED),
         writes(subjects.LATENCY_MODELS_BUCKET),
         reads(subjects.EXECUTORS_BUCKET),
     ),
     BusRole.PROFILER: (
         ANSWERS_PINGS,
         hears(subjects.HEARTBEATS, subjects.ONLINE_SERVED, subjects.LATENCY_SAMPLES),
-        hears(subjects.PROFILE, subjects.SLO_STATUS),
+        hears(subjects.PROFILE, subjects.SLO_STATUS, subjects.SAMPLES_WANTED),
         says(subjects.measure(ANY), subjects.sample(ANY), ANY_MODEL.sample),
         writes(subjects.BUDGETS_BUCKET, subjects.SLO_PROFILES_BUCKET),
         reads(subjects.EXECUTORS_BUCKET, subjects.LATENCY_MODELS_BUCKET),

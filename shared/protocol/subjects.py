@@ -56,6 +56,7 @@ PING = f"{PREFIX}.ping"  # every process answers with a ServiceStatus
 SLO_STATUS = f"{PREFIX}.slo-status"  # request and reply: the profiler answers with an SloReport
 PROFILE = f"{PREFIX}.profile"  # request and reply: ProfileRequest, ProfileReply
 PREDICT = f"{PREFIX}.predict"  # request and reply: PredictBatch, Prediction
+SAMPLES_WANTED = f"{PREFIX}.samples-wanted"  # by a predictor that has none: profilers send those of their sweeps again
 HEARTBEATS = f"{PREFIX}.executor.*.heartbeat"
 LATENCY_SAMPLES = f"{PREFIX}.executor.*.sample"
 STEPS = f"{PREFIX}.executor.*.step"

@@ -91,6 +91,19 @@ async def test_drifts_outlive_the_predictor(bus: Bus) -> None:
         assert second.details()["drift_ratio"] == pytest.approx(0.6, rel=0.05)
 
 
+def test_a_sweep_that_is_told_again_moves_no_model_by_itself() -> None:
+    """As after a restart, when the machine has drifted since it was measured."""
+    kind, shape = WatchedKind(4096), schedule_of("llama2-7b", seed=1)[0]
+    kind.add(shape, GPU.predict_ms(shape), is_live=False)
+    assert kind.has_news, "the first model is made of it"
+    kind.has_news = False
+    kind.publish(LatencyModelRecord(KEY, model_record(GPU.scaled(SLOWDOWN)), 100, NOISE, 1.0), 1)
+    kind.add(shape, GPU.predict_ms(shape), is_live=False)
+    assert not kind.has_news and len(kind.window) == 2
+    kind.add(shape, SLOWDOWN * GPU.predict_ms(shape), is_live=True)
+    assert kind.has_news
+
+
 def test_a_sweep_of_the_machine_that_has_drifted_is_taken_as_it_is() -> None:
     """Its shapes say nothing of what runs, so that none of them counts towards a drift; but they are as slow."""
     kind, shapes = WatchedKind(4096), schedule_of("llama2-7b", seed=1)[:200]
@@ -99,7 +112,7 @@ def test_a_sweep_of_the_machine_that_has_drifted_is_taken_as_it_is() -> None:
     def measure(shape: BatchFeatures, factor: float, is_live: bool) -> bool:
         """Whether that is a drift."""
         latency_ms = factor * GPU.predict_ms(shape)
-        kind.add(shape, latency_ms)
+        kind.add(shape, latency_ms, is_live)
         return is_live and kind.watch(shape, latency_ms, 1.0) is not None
 
     assert not any(measure(shape, 1.0, is_live) for shape in shapes[:100] for is_live in (True, False))

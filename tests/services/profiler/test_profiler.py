@@ -149,6 +149,18 @@ async def test_samples_are_sent_again_for_a_predictor_that_starts_late(bus: Bus,
             assert (await model_of(bus)).profile_key == KEY
 
 
+async def test_samples_are_sent_again_for_a_predictor_that_begins_anew(bus: Bus, tmp_path: Path) -> None:
+    """It knows the model, but not what it was fitted to; live steps may be all alike."""
+    service, settings = profiler(bus, tmp_path), PredictorSettings(refit_interval_s=0.05)
+    async with running(service), MeasuringExecutor(bus, executor_info()) as executor:
+        async with running(Predictor(bus, settings, SystemClock())):
+            await until(lambda: is_done(service))
+        samples = sum(shape.repeats for shape in executor.asked[1:])  # the first is the warm-up
+        begun_anew = Predictor(bus, settings, SystemClock())
+        async with running(begun_anew):
+            await until(lambda: begun_anew.details()["samples"] == samples)
+
+
 async def test_an_absent_executor_is_profiled_when_it_is_heard(
     bus: Bus, tmp_path: Path, predictor: Predictor, caplog: pytest.LogCaptureFixture
 ) -> None:

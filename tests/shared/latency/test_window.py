@@ -63,6 +63,9 @@ def test_recent_ones_come_newest_first_whatever_their_stratum() -> None:
         window.add(make_shape([1 << (number % 5)]), float(number))
     assert [o.latency_ms for o in window.recent(6)] == [20.0, 19.0, 18.0, 17.0, 16.0, 15.0]
     assert len(window.recent(100)) == 20
+    for number in range(30):
+        window.add(make_shape([1 << (number % 5)]), 50.0, is_live=False)
+    assert window.recent(1)[0].latency_ms == 20.0, "a sweep is of the machine as it was then"
 
 
 def test_numbers_go_on_where_all_is_forgotten() -> None:
