@@ -4,6 +4,7 @@ reads a SloJob in JSON on stdin and writes a SloProfileRecord on stdout."""
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
@@ -27,7 +28,7 @@ from shared.latency.model import LatencyModel
 from shared.process.tether import tied
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.offline.requests import OfflineLength
-from shared.protocol.profiling.latency_models import LatencyModelRecord
+from shared.protocol.profiling.latency_models import FittedModel, LatencyModelRecord
 from shared.protocol.profiling.slo_profile import SloProfileRecord
 from shared.simulation.executor import FIRST_OUTPUT_ID
 from shared.simulation.setup import ExecutorSetup
@@ -72,16 +73,18 @@ class SloJob(msgspec.Struct, frozen=True):
         facts = workload.facts(self.offline_source, lengths)
         return search.record(self.info.profile_key, facts, RUNS_ON, self.now_s, self.model_revision, self.why)
 
-    def _setup(self, model: LatencyModel) -> ExecutorSetup:
-        """The executor as it is registered, its steps as the model has them, and no token that ends an answer."""
-        spec = self.info.spec
+    def _setup(self, model: FittedModel) -> ExecutorSetup:
+        """The executor as it is registered, its steps on average as the model has them, and no token that ends an
+        answer."""
+        spec, noise = self.info.spec, SIGMA_PER_MAPE * self.model.mape
+        mean_of_noise = math.exp(noise * noise / 2)  # a lognormal factor's, whose median is 1
         return ExecutorSetup(
             self.info.limits(),
             msgspec.structs.replace(spec, vocab_size=FIRST_OUTPUT_ID, eos_token_ids=()),
             self.info.strategy,
             planner=model,
-            latency=model,
-            noise=SIGMA_PER_MAPE * self.model.mape,
+            latency=model.scaled(1 / mean_of_noise),
+            noise=noise,
         )
 
     def _prompts(self, model: LatencyModel) -> list[OfflinePrompt]:
