@@ -20,6 +20,9 @@ Regex = Annotated[str, Meta(min_length=1)]
 ChoiceTexts = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
 GrammarText = Annotated[str, Meta(min_length=1)]
 EMBEDDED = re.compile(r"%json\s*")  # a schema follows
+LEVEL = re.compile(r"::?|[(\[]")  # what a rule or a group of a grammar begins with; in a text it counts, too
+MAX_LEVELS = 1000  # llguidance goes into them by recursion, and ends the process at the end of its stack
+MAX_LINES = 4000  # for which it takes a tenth of a second, and for ten times as many a hundred times as long
 KINDS = ("json", "regex", "choice", "grammar")
 UNSERVED_OPTIONS: dict[str, tuple[Any, ...]] = {
     "disable_additional_properties": (False,),
@@ -91,6 +94,9 @@ class Constraint:
         schemas = list(_schemas_in(self.value))
         check_items(self.param, schemas)
         check_multiples(self.param, schemas)
+        if len(LEVEL.findall(self.value)) > MAX_LEVELS or self.value.count("\n") > MAX_LINES:
+            what = f"{MAX_LEVELS} rules and groups, or {MAX_LINES} lines"
+            raise RequestError(f"{self.param} has more than {what}", self.param)
         return grammar_from("grammar", self.value)
 
 

@@ -21,6 +21,8 @@ SCHEMA: dict[str, Any] = {
 }
 LARK, GBNF = 'start: "yes" | "no" NUM\nNUM: /[0-9]+/', 'root ::= "yes" | "no" num\nnum ::= [0-9]+'
 WITH_BLANKS = Tokenizer(tokenizers.Tokenizer(models.BPE(vocab={" ": 0, "h": 1, "e": 2}, merges=[])), None, {})
+CHAIN = "".join(f"r{number}: r{number + 1}\n" for number in range(4000)) + 'r4000: "a"\n'
+GROUPS = "".join(f"r{number}: ((r{number + 1}))\n" for number in range(400)) + 'r400: "a"\n'
 ODD_TEXTS = ['say "hi"\n', "back\\slash / é 😀", "tab\t"]
 
 # What is asked for; what keeps to it, and what does not.
@@ -32,6 +34,7 @@ CONSTRAINTS: list[tuple[str, Any, list[str], list[str]]] = [
     ("grammar", LARK, ["yes", "no12"], ["no", "maybe"]),
     ("grammar", GBNF, ["yes", "no12"], ["no", "maybe"]),
     ("grammar", 'start: "a" %json {"type": "integer", "multipleOf": 7}', ["a14"], ["a15", "14"]),
+    ("grammar", 'start: %json {"enum": ["%json {}"]}', ['"%json {}"'], ["{}"]),
 ]
 
 
@@ -75,6 +78,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"grammar": 'start: %json {"multiple\\u004ff": 999983}'}}, "structured_outputs.grammar"),
     ({"guided_grammar": 'start: "a" %json\n{"minItems": 1000000000}'}, "guided_grammar"),
     ({"guided_grammar": "start: %json schema"}, "guided_grammar"),
+    ({"guided_grammar": f"start: r0\n{CHAIN}"}, "guided_grammar"),
+    ({"guided_grammar": f"start: r0\n{GROUPS}"}, "guided_grammar"),
+    ({"guided_grammar": f"root ::= r0\n{CHAIN.replace(':', ' ::=')}"}, "guided_grammar"),
+    ({"guided_grammar": 'root ::= "a"' + "\n" * 30_000}, "guided_grammar"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": {"type": "object", "uniqueItems": True}}}, "structured_outputs.json"),
