@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from math import lcm
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +21,7 @@ NAME = r"^[A-Za-z0-9_-]{1,64}$(?!\n)"  # of a function or a schema; in Python al
 MAX_ITEMS = 50_000  # of all lists of a schema together
 MAX_REMAINDERS = 20_000  # by what numbers of a schema have to be multiples of
 MAX_DIGITS = 64  # of such a number that are looked at: no grammar takes so many
+MAX_REFERRED_LEVELS = 1500  # of what a schema refers to
 MAX_DEPTH = 100  # of a schema, and of a call's arguments
 MAX_SHOWN_NAME = 64  # characters
 
@@ -162,6 +164,32 @@ def check_multiples(name: str, *schemas: Any) -> None:
         num_remainders = lcm(num_remainders, _remainders(value.get("multipleOf")))
         if num_remainders > MAX_REMAINDERS:
             raise RequestError(f"{name}: multipleOf leaves more than {MAX_REMAINDERS} remainders in all", name)
+
+
+def check_references(name: str, schema: Any) -> None:
+    """How many levels there are in what it refers to, all together: llguidance goes from one into the other by
+    recursion, and ends the process at the end of its stack. Raises RequestError."""
+    references = dict.fromkeys(ref for each in _objects_in([schema]) if isinstance(ref := each.get("$ref"), str))
+    targets = [_target(schema, reference) for reference in references]
+    if sum(map(_levels, {id(target): target for target in targets}.values())) > MAX_REFERRED_LEVELS:
+        raise RequestError(f"{name} refers to definitions of more than {MAX_REFERRED_LEVELS} levels in all", name)
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """None where there is nothing; all of the schema where it is not referred to by its place."""
+    if not reference.startswith("#/"):
+        return schema
+    found = schema
+    for part in unquote(reference[2:]).split("/"):
+        if isinstance(found, list):
+            found = dict(zip(map(str, range(len(found))), found, strict=True))
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found
+
+
+def _levels(value: Any) -> int:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if children is None else 1 + max(map(_levels, children), default=0)
 
 
 def _remainders(multiple: Any) -> int:

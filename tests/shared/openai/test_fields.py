@@ -1,6 +1,7 @@
 """Fields that are looked at by their name alone, and how much and how deep what they hold may be."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,12 +11,14 @@ from shared.openai.errors import MAX_MESSAGE_LENGTH, RequestError, decode_body
 from shared.openai.fields import (
     MAX_DEPTH,
     MAX_ITEMS,
+    MAX_REFERRED_LEVELS,
     MAX_SHOWN_NAME,
     OtherFields,
     check_depth,
     check_field,
     check_items,
     check_multiples,
+    check_references,
     read_fields,
 )
 
@@ -130,6 +133,43 @@ def test_remainders_are_counted_over_all_of_a_schema() -> None:
     ):
         with pytest.raises(RequestError, match=r"^field: multipleOf leaves more than 20000 remainders in all$"):
             check_multiples("field", schema)
+
+
+def chained(length: int, link: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema of definitions of which each refers to the next."""
+    definitions = {f"~{number}/": link({"$ref": f"#/$defs/%7E0{number + 1}~1"}) for number in range(length)}
+    return {"$defs": {**definitions, f"~{length}/": {"type": "null"}}, "$ref": "#/$defs/~00~1"}
+
+
+@pytest.mark.parametrize(
+    ("link", "levels"),
+    [
+        (lambda reference: {"properties": {"x": reference}}, 3),
+        (lambda reference: {"anyOf": [{"type": "null"}, reference]}, 3),
+        (lambda reference: {"items": {"items": {"items": reference}}}, 4),
+    ],
+)
+def test_levels_are_counted_over_all_that_a_schema_refers_to(link: Callable[[Any], Any], levels: int) -> None:
+    most = (MAX_REFERRED_LEVELS - 1) // levels
+    check_references("field", chained(most, link))
+    with pytest.raises(RequestError, match=rf"^field refers to definitions of more than {MAX_REFERRED_LEVELS} levels"):
+        check_references("field", chained(most + 1, link))
+
+
+def test_references_may_go_round_and_to_what_is_not_there() -> None:
+    itself = {"properties": {"next": {"$ref": "#"}, "list": {"items": [{"$ref": "#/properties/list/items/0"}] * 99}}}
+    for schema in (
+        itself,
+        {"$ref": "#/no/where"},
+        {"$ref": 5},
+        {"properties": {"$ref": {}}},
+        {"$ref": "#anchor"},
+        {"$ref": "#/$ref/x"},
+        True,
+    ):
+        check_references("field", schema)
+    many = {"properties": {f"{number}": {"$ref": "#/$defs/a"} for number in range(9000)}, "$defs": {"a": itself}}
+    check_references("field", many)
 
 
 @pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}])

@@ -60,11 +60,18 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def referring(length: int) -> dict[str, Any]:
+    """To one definition after the other."""
+    definitions = {f"{place}": {"properties": {"x": {"$ref": f"#/$defs/{place + 1}"}}} for place in range(length)}
+    return {"$defs": {**definitions, f"{length}": {}}, "$ref": "#/$defs/0"}
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
         (nested(MAX_DEPTH + 1), f"^field is nested more than {MAX_DEPTH} levels deep$"),
         ({"minItems": MAX_ITEMS + 1}, "^field: minItems and maxItems come to more than"),
+        (referring(1200), "^field refers to definitions of more than"),
         ({"multipleOf": 999_983}, "^field: multipleOf leaves more than"),
         ({"enum": ["x" * MAX_SCHEMA_BYTES]}, f"^field: the schema is longer than {MAX_SCHEMA_BYTES} bytes$"),
         ({"type": "banana"}, "^field: .*banana"),
