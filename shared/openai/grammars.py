@@ -2,6 +2,7 @@
 them, in llguidance's Lark."""
 
 import functools
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,6 +17,8 @@ from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
 MAX_SCHEMA_BYTES = 64 * 1024
+OPTIONAL = re.compile(r"[?*+]|\{[\d,]|\|\s*[|)]|\(\s*\|")  # the mark of a part that may be absent, or come again
+MAX_OPTIONAL = 4000  # one behind the other they take a quarter of a second, ten times as many half a minute
 STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # so it comes to an end
 ANY_OBJECT = {"type": "object"}
 ANY_TEXT = "TEXT: /(.|\\n)*/\n"
@@ -93,14 +96,21 @@ def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer:
 
 @functools.lru_cache(maxsize=256)
 def problem_of(grammar: str, tokenizer: Tokenizer) -> str:
-    """What is wrong with it; empty where nothing is. Keywords that are not known are never passed over."""
+    """What is wrong with it, also where an executor could not begin with it; empty where nothing is. Keywords that are
+    not known are never passed over."""
     from llguidance import LLMatcher  # late: most processes never see a grammar
 
+    if len(OPTIONAL.findall(grammar)) > MAX_OPTIONAL:
+        return f"more than {MAX_OPTIONAL} parts of it are optional or repeated"
     try:
         is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer.for_grammars)
+        if is_wrong:
+            return "; ".join(messages)[:500]
+        matcher = LLMatcher(tokenizer.for_grammars, grammar, log_level=0)
+        matcher.compute_bitmask()
     except (ModelError, ValueError) as error:
         return str(error)
-    return "; ".join(messages)[:500] if is_wrong else ""
+    return matcher.get_error().partition("\n")[0][:500]
 
 
 def encoded(value: Any, what: str, param: str) -> str:

@@ -10,8 +10,17 @@ from tokenizers import models
 
 from shared.openai.errors import RequestError
 from shared.openai.fields import MAX_DEPTH, MAX_ITEMS
-from shared.openai.grammars import MAX_SCHEMA_BYTES, ResponseFormat, encoded, grammar_of, problem_of, schema_grammar
+from shared.openai.grammars import (
+    MAX_OPTIONAL,
+    MAX_SCHEMA_BYTES,
+    ResponseFormat,
+    encoded,
+    grammar_of,
+    problem_of,
+    schema_grammar,
+)
 from shared.text.tokenizer import Tokenizer
+from tests.shared.openai.completions.test_requests import TOKENIZER
 from tests.shared.text.test_tokenizer import BYTE_LEVEL
 
 
@@ -92,6 +101,19 @@ def test_what_is_wrong_with_a_grammar_is_said_in_a_few_words() -> None:
     assert "nowhere" in problem_of("start: nowhere\n", BYTE_LEVEL)
     names = "".join(f" | nowhere_{number}" for number in range(200))
     assert 400 < len(problem_of(f'start: "a"{names}\n', BYTE_LEVEL)) <= 500
+
+
+def test_a_grammar_that_an_executor_could_not_begin_with_is_wrong() -> None:
+    many = "|".join(f"({number}|a)b" for number in range(3000))
+    for grammar, said in (
+        (LLMatcher.grammar_from_regex("a?" * 2000), "lexer precomputation failed"),
+        (LLMatcher.grammar_from_regex("a?" * (MAX_OPTIONAL + 1)), f"more than {MAX_OPTIONAL} parts"),
+        (LLMatcher.grammar_from_regex("(a|)" * (MAX_OPTIONAL + 1)), f"more than {MAX_OPTIONAL} parts"),
+        (LLMatcher.grammar_from_regex("a{0,1}" * (MAX_OPTIONAL + 1)), f"more than {MAX_OPTIONAL} parts"),
+        (LLMatcher.grammar_from_regex(many), ""),
+    ):
+        found = problem_of(grammar, TOKENIZER)
+        assert found.count("\n") == 0 and (said in found if said else not found), found
 
 
 def test_a_tokenizer_that_no_grammar_can_be_matched_with_is_a_problem() -> None:
