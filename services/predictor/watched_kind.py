@@ -26,6 +26,7 @@ class WatchedKind:
         self.model: FittedModel | None = None
         self.spec: EngineSpec | None = None  # of its executors, once one is known
         self._detector: DriftDetector | None = None
+        self._goes_by_sweeps = True  # nothing else is known of the machine
 
     def publish(self, record: LatencyModelRecord | None, revision: int) -> None:
         """Take over what stands on the bus; None where nothing does. Raises ValueError for a record of no model."""
@@ -33,6 +34,7 @@ class WatchedKind:
             self.revision = revision
             return
         model = record.latency_model() if record else None
+        self._goes_by_sweeps &= len(self.window) > 0  # else it is of an earlier life
         self._detector = self._detector_for(record, model) if record and model else None
         self.record, self.revision, self.model = record, revision, model
         if record is not None and record.drifts > self.drifts:  # of an earlier life
@@ -40,10 +42,11 @@ class WatchedKind:
             self.drifted_at_s = record.drifted_at_s
 
     def add(self, shape: BatchFeatures, latency_ms: float, is_live: bool) -> bool:
-        """False for a sample that says nothing. Of a sweep, where there is a model, none is news by itself: it may be
-        told again long after the machine has changed."""
+        """False for a sample that says nothing. Of a sweep, where live steps or an earlier model have told of the
+        machine, none is news by itself: it may be told again long after that has changed."""
         is_kept = self.window.add(shape, latency_ms, is_live)
-        self.has_news |= is_kept and (is_live or self.record is None)
+        self._goes_by_sweeps &= not is_live
+        self.has_news |= is_kept and (is_live or self.record is None or self._goes_by_sweeps)
         return is_kept
 
     def forget_samples(self) -> None:

@@ -94,14 +94,25 @@ async def test_drifts_outlive_the_predictor(bus: Bus) -> None:
 def test_a_sweep_that_is_told_again_moves_no_model_by_itself() -> None:
     """As after a restart, when the machine has drifted since it was measured."""
     kind, shape = WatchedKind(4096), schedule_of("llama2-7b", seed=1)[0]
-    kind.add(shape, GPU.predict_ms(shape), is_live=False)
-    assert kind.has_news, "the first model is made of it"
-    kind.has_news = False
     kind.publish(LatencyModelRecord(KEY, model_record(GPU.scaled(SLOWDOWN)), 100, NOISE, 1.0), 1)
     kind.add(shape, GPU.predict_ms(shape), is_live=False)
-    assert not kind.has_news and len(kind.window) == 2
+    assert not kind.has_news and len(kind.window) == 1
     kind.add(shape, SLOWDOWN * GPU.predict_ms(shape), is_live=True)
     assert kind.has_news
+
+
+def test_a_sweep_that_goes_on_improves_what_was_made_of_its_beginning() -> None:
+    """Until live steps tell more of the machine."""
+    kind, shape = WatchedKind(4096), schedule_of("llama2-7b", seed=1)[0]
+    for is_first in (True, False):
+        kind.add(shape, GPU.predict_ms(shape), is_live=False)
+        assert kind.has_news
+        kind.has_news = False
+        kind.publish(LatencyModelRecord(KEY, model_record(GPU), 100 + is_first, NOISE, 1.0), 1)
+    kind.add(shape, GPU.predict_ms(shape), is_live=True)
+    kind.has_news = False
+    kind.add(shape, GPU.predict_ms(shape), is_live=False)
+    assert not kind.has_news
 
 
 def test_a_sweep_of_the_machine_that_has_drifted_is_taken_as_it_is() -> None:
