@@ -12,7 +12,7 @@ from tests.simulation.process import Process
 from tests.simulation.run import in_virtual_time
 from tests.simulation.services import Machine
 from tests.simulation.supervisor import DISTURBED_S, Supervisor
-from tests.simulation.world import STARTING_S, was_starting
+from tests.simulation.world import STARTING_S, was_ending, was_starting
 
 NOW_S = 600.0
 CUT_OFF, HUNG = (Event(0, kind, "executor-0", NOW_S - 2.0, until_s=NOW_S - 1.0) for kind in ("cut", "hang"))
@@ -92,3 +92,13 @@ def test_a_gateway_that_has_not_started_does_not_listen() -> None:
     assert was_starting(late, 164.0) and not was_starting(late, 166.0)
     soon = Start(100.0, 1, started_s=101.0)
     assert was_starting(soon, 100.0 + STARTING_S / 2) and not was_starting(soon, 101.0 + STARTING_S)
+
+
+def test_a_gateway_that_ends_by_an_error_does_not_listen_while_it_closes() -> None:
+    failed = Start(0.0, 1, ended_s=100.0, status=1)
+    assert was_ending(failed, 95.5) and not was_ending(failed, 94.5)
+    killed = Start(0.0, 1, ended_s=100.0, status=-9)
+    assert was_ending(killed, 100.0) and not was_ending(killed, 99.5)
+    told = Start(0.0, 1, ended_s=100.0, status=0, told_s=90.0)
+    assert was_ending(told, 90.0) and not was_ending(told, 89.5)
+    assert not was_ending(Start(0.0, 1), 1e9)

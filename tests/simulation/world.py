@@ -14,6 +14,7 @@ from typing import Any, cast
 import httpx
 
 from shared.bus import Bus
+from shared.bus.connection import CLOSE_S
 from shared.errors import SlackwaterError
 from shared.protocol import subjects
 from shared.protocol.handover import Taken
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 WELL_S = 300.0  # until which all has to be well after the last fault, as a rule
 LOOK_S = 2.0
+BY_AN_ERROR = 1  # a process's status
 STARTING_S = 15.0  # until which a gateway that was started again may not listen
 CALM_STREAMS = 2  # of each kind, at each gateway
 IDLE_LINES = 20  # of a batch that has all to itself
@@ -200,9 +202,18 @@ class World:
         """Why an answer of that gateway may not have come to its end in that time; empty for none."""
         starts = next(each.starts for each in self.history.processes if each.name == server)
         lived = [start for start in starts if start.at_s <= from_s]
-        if not lived or any(each is not None and each <= until_s for each in (lived[-1].told_s, lived[-1].ended_s)):
+        if not lived or was_ending(lived[-1], until_s):
             return "its gateway died"
         return "its gateway was starting" if len(lived) > 1 and was_starting(lived[-1], from_s) else ""
+
+
+def was_ending(start: Start, at_s: float) -> bool:
+    """A gateway was told to end, or has ended. One that ends by an error does not listen while it closes its connection
+    to the bus."""
+    ended_s = start.ended_s
+    if ended_s is not None and start.status == BY_AN_ERROR:
+        ended_s -= CLOSE_S
+    return any(each is not None and each <= at_s for each in (start.told_s, ended_s))
 
 
 def was_starting(start: Start, at_s: float) -> bool:
