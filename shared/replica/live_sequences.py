@@ -138,9 +138,9 @@ class LiveSequences:
         self.stay.pop(request_id, None)
 
     def fail(self, sequence: LiveSequence, why: str, is_to_blame: bool) -> None:
-        """A step gave it nothing: it is computed anew, or has failed too often."""
+        """A step gave it nothing, and what it was to write was withdrawn: it is computed anew, or has failed too
+        often."""
         sequence.num_failures += 1
-        self.pool.withdraw(sequence.request_id, sequence.request.num_computed_tokens)
         if self.aborts(sequence):
             return
         if is_to_blame and sequence.num_failures >= MAX_ENGINE_FAILURES:
@@ -160,6 +160,7 @@ class LiveSequences:
         if self._block_scores.add(sequence.scoring, hashes, start, scores.get(request_id, b"")):
             return True
         self.foresight.err()
+        self.kv.withdraw(sequence)
         self.fail(sequence, SCORES_LOST, is_to_blame=True)
         return False
 

@@ -291,8 +291,7 @@ class Replica:
         step = self._in_flight.pop()
         for sequence, _ in step.running:
             sequence.request.num_in_flight_tokens = 0
-            self._kv.withdraw(sequence)
-        self._kv.settle(step.unwritten)
+        self._withdraw(step)
         ahead.expected.undo()
         for sequence in ahead.entering:
             self._kv.restart(sequence.request)
@@ -378,9 +377,7 @@ class Replica:
         self.totals.steps_interrupted += 1
         step = self._in_flight.pop()
         self._pace = self._pace.interrupted(step.planned_ms)
-        for sequence, _ in step.running:
-            self._kv.withdraw(sequence)
-        self._kv.settle(step.unwritten)
+        self._withdraw(step)
         readers = {sequence.request_id for sequence in step.unwritten.readers}  # membership only
         for sequence, _ in step.running:
             request = sequence.request
@@ -451,6 +448,12 @@ class Replica:
     def _observe_online_blocks(self) -> None:
         if self._reserve.leaves_blocks:
             self._reserve.observe(self._now_ms() / 1e3, self.pool.num_held_online)
+
+    def _withdraw(self, step: _Step) -> None:
+        """It does not write what it was to."""
+        for sequence, _ in step.running:
+            self._kv.withdraw(sequence)
+        self._kv.settle(step.unwritten)
 
     def _void(self, step: _Step, failed: Container[str]) -> None:
         """What the oldest step was to write for these ids is not to be found. Whoever reads it, in that step or in
