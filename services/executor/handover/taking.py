@@ -53,15 +53,10 @@ class Taking:
         self._on_broken = on_broken
         self._spans = spans
         self._decided: OrderedDict[str, bool] = OrderedDict()  # by handover id: whether it was taken
-        self._num_reading = 0
+        self.num_under_way = 0  # reads that have not ended
         self._num_asked = 0
         self.answered = asyncio.Event()  # set while no offer waits for its answer
         self.answered.set()
-
-    @property
-    def num_under_way(self) -> int:
-        """Reads that have not ended."""
-        return self._num_reading
 
     async def answer(self, message: OfferMessage) -> OfferAnswer:
         """What came of it."""
@@ -124,13 +119,13 @@ class Taking:
 
     async def _read(self, offer: Offer, reserved: Reserved, timeout_s: float) -> str:
         """Why it has not come, with its room given back by now, or later."""
-        self._num_reading += 1
+        self.num_under_way += 1
         reading = asyncio.ensure_future(self._link.read(offer.giver, reserved.pairs))
         done, _ = await asyncio.wait((reading,), timeout=max(0.0, timeout_s))
         if not done:
             self._spawn(self._let_go(offer, reading))
             return f"its KV has not come in {TAKE_S:g} s"
-        self._num_reading -= 1
+        self.num_under_way -= 1
         try:
             reading.result()
         except Exception as error:  # of whatever kind: it is over
@@ -144,7 +139,7 @@ class Taking:
     async def _let_go(self, offer: Offer, reading: asyncio.Future[None]) -> None:
         """Its blocks may be written until the read has ended, whoever waits for it."""
         await asyncio.wait((reading,))
-        self._num_reading -= 1
+        self.num_under_way -= 1
         self._drop(offer)
         if reading.exception() is not None:
             await self._on_broken(offer.giver)
