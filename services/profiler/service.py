@@ -55,8 +55,7 @@ class Profiler(Service):
         self._slo_budgets = SloBudgets(bus, settings, clock)
         self._progress = SweepProgress()
         self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
-        self._records: dict[str, SweepRecord] = {}  # measured or replayed by this process
-        self._measured: dict[str, ExecutorInfo] = {}  # whose they are; one of each kind
+        self._measured: dict[str, tuple[ExecutorInfo, SweepRecord]] = {}  # measured or replayed here; one of each kind
         self._confirming: set[str] = set()  # profile keys
         self._budgeted: set[str] = set()  # profile keys that got a budget from this process
         self._executors: Bucket[ExecutorInfo]
@@ -123,7 +122,7 @@ class Profiler(Service):
             await self._publish_budget(info)
             self._progress.enter(info.profile_key, SweepState.FAILED)
         else:
-            self._records[info.profile_key], self._measured[info.profile_key] = record, info
+            self._measured[info.profile_key] = info, record
             await self._publish_budget(info)
             if info.profile_key not in self._confirming:
                 self._confirming.add(info.profile_key)
@@ -132,7 +131,7 @@ class Profiler(Service):
 
     async def _replayed(self, info: ExecutorInfo) -> SweepRecord | None:
         """The record of an earlier sweep that covers this executor; its samples are sent once."""
-        record = self._records.get(info.profile_key)
+        _, record = self._measured.get(info.profile_key, (info, None))
         if record is not None and record.covers(info):
             return record
         if self._settings.refresh:
@@ -182,8 +181,8 @@ class Profiler(Service):
         logger.info("sweep done", extra=_ids(info))
 
     async def _on_samples_wanted(self, _: object) -> None:
-        for profile_key, record in list(self._records.items()):
-            await self._send_again(self._measured[profile_key], record)
+        for info, record in list(self._measured.values()):
+            await self._send_again(info, record)
 
     async def _send_again(self, info: ExecutorInfo, record: SweepRecord) -> None:
         try:
