@@ -145,6 +145,14 @@ def check_field(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
     raise RequestError(f"{name} is not supported with this value; {hint}", name, "unsupported_value")
 
 
+def check_schemas(name: str, *schemas: Any) -> None:
+    """That they are within all bounds but that of ``check_depth``, which is to be asked before. Raises RequestError."""
+    check_items(name, *schemas)
+    check_multiples(name, *schemas)
+    for schema in schemas:
+        check_references(name, schema)
+
+
 def check_items(name: str, *schemas: Any) -> None:
     """How many items its lists may have together: a grammar has a rule for each, and memory with them. Raises
     RequestError."""

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from shared.errors import ModelError
 from shared.openai.errors import RequestError
-from shared.openai.fields import NAME, check_depth, check_items, check_multiples, check_references
+from shared.openai.fields import NAME, check_depth, check_schemas
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FunctionDefinition, Tool
 from shared.text.tokenizer import Tokenizer
@@ -57,9 +57,7 @@ def schema_grammar(schema: dict[str, Any], tokenizer: Tokenizer, param: str) -> 
     from llguidance import LLMatcher  # late: most processes never see a schema
 
     check_depth(param, schema)
-    check_items(param, schema)
-    check_multiples(param, schema)
-    check_references(param, schema)
+    check_schemas(param, schema)
     text = encoded(schema, f"{param}: the schema is", param)
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(text, overrides=STYLE)
@@ -84,9 +82,7 @@ def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer:
         if is_held_to and (each.parameters or ANY_OBJECT).get("type", "object") != "object":
             raise RequestError(f"the parameters of {each.name} are no object: arguments always are", "tools")
         calls.append(_call_schema(each, key, f"#/anyOf/{place}/properties/{key}", is_held_to))
-    check_items("tools", calls)
-    check_multiples("tools", calls)
-    check_references("tools", {"anyOf": calls})
+    check_schemas("tools", {"anyOf": calls})
     schema = encoded({"anyOf": calls, "x-guidance": STYLE}, "the tools' parameters are", "tools")
     grammar = f"{_FRAMES[use.format](use, tokenizer, is_demanded)}value: %json {schema}\n"
     if problem := problem_of(grammar, tokenizer):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.openai.errors import RequestError
-from shared.openai.fields import check_depth, check_field, check_items, check_multiples, check_references
+from shared.openai.fields import check_depth, check_field, check_schemas
 from shared.openai.grammars import ANY_OBJECT, encoded, problem_of, schema_grammar
 from shared.text.tokenizer import Tokenizer
 
@@ -92,11 +92,9 @@ class Constraint:
             regex: str = LLMatcher.grammar_from_regex(self.value)
             return regex
         schemas = list(_schemas_in(self.value))
-        check_items(self.param, schemas)
-        check_multiples(self.param, schemas)
         for schema in schemas:
             check_depth(self.param, schema)
-            check_references(self.param, schema)
+        check_schemas(self.param, *schemas)
         if len(LEVEL.findall(self.value)) > MAX_LEVELS or self.value.count("\n") > MAX_LINES:
             what = f"{MAX_LEVELS} rules and groups, or {MAX_LINES} lines"
             raise RequestError(f"{self.param} has more than {what}", self.param)
