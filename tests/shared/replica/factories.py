@@ -1,11 +1,17 @@
-"""Registrations of executors for tests, and the KV strategies that there are."""
+"""Registrations of executors for tests, the KV strategies that there are, and steps of a pipeline."""
 
+from collections import deque
 from typing import Any
 
 from msgspec.structs import replace
 
+from shared.errors import EngineError
+from shared.latency.model import LatencyModel
 from shared.protocol.executors import EngineSpec, ExecutorInfo
+from shared.replica.engine import Engine, StepBatch
+from shared.replica.replica import Replica
 from shared.scheduling.placement.role import Role
+from shared.scheduling.policy import Policy
 from shared.scheduling.strategy import Strategy
 
 SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
@@ -41,3 +47,19 @@ def make_info(
         role,
         "sim",
     )
+
+
+def begin_or_end(replica: Replica, engine: Engine, launched: deque[StepBatch], model: LatencyModel) -> int:
+    """Of two steps in flight, ``launched``: begin one, and end the oldest where there is no room for another, or
+    nothing to begin. How many entered on what a step in flight had yet to write."""
+    batch, num_readers = replica.begin(replica.schedule(None, Policy(), model), 0), 0
+    if batch.sequences:
+        launched.append(batch)
+        num_readers = len(replica._in_flight[-1].unwritten.readers)
+    if launched and (len(launched) == 2 or not batch.sequences):
+        try:
+            replica.finish(engine.execute(launched.popleft()))
+        except EngineError as error:
+            replica.fail(str(error))
+    replica.pool.check_integrity()
+    return num_readers

@@ -21,6 +21,7 @@ from shared.scheduling.request import Kind
 from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from tests.services.executor.engines.slot_engine import SlotEngine
+from tests.shared.replica.factories import begin_or_end
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 ANY = Policy()
@@ -170,15 +171,7 @@ def test_a_failed_step_leaves_no_garbage_in_those_behind_it(seed: int) -> None:
     while waiting or replica.has_work:
         if waiting and rng.random() < 0.5:
             replica.submit(waiting.pop())
-        batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
-        if batch.sequences:
-            launched.append(batch)
-        if launched and (len(launched) == 2 or not batch.sequences):
-            try:
-                replica.finish(engine.execute(launched.popleft()))
-            except EngineError as error:
-                replica.fail(str(error))
-        replica.pool.check_integrity()
+        begin_or_end(replica, engine, launched, MODEL)
         collect(replica, results)
     ended = {key: each for key, each in results.items() if each[1] is not FinishReason.ERROR}
     assert ended == {key: each for key, each in alone(requests).items() if key in ended} and len(ended) > 10

@@ -6,7 +6,6 @@ from collections import deque
 import pytest
 from msgspec.structs import replace
 
-from shared.errors import EngineError
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.replica.engine import StepBatch
@@ -18,6 +17,7 @@ from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.following_engine import FollowingEngine
+from tests.shared.replica.factories import begin_or_end
 from tests.shared.replica.test_look_ahead import SPEC, Outcome, Overlapped, alone, make_request, run_at_random
 from tests.shared.replica.test_replica import MODEL
 
@@ -173,16 +173,7 @@ def test_what_a_step_finds_of_one_before_it_falls_with_that(tokenizer: Tokenizer
     while waiting or replica.has_work:
         for _ in range(min(rng.randrange(4), len(waiting))):
             replica.submit(waiting.pop())
-        batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
-        if batch.sequences:
-            num_readers += len(replica._in_flight[-1].unwritten.readers)
-            launched.append(batch)
-        if launched and (len(launched) == 2 or not batch.sequences):
-            try:
-                replica.finish(engine.execute(launched.popleft()))
-            except EngineError as error:
-                replica.fail(str(error))
-        replica.pool.check_integrity()
+        num_readers += begin_or_end(replica, engine, launched, MODEL)
         for ended in replica.take_ended():
             sequence = ended.sequence
             choices = [*(choice.token_ids for choice in sequence.ended_choices), sequence.output_token_ids]
