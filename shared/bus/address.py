@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 
 CA_FILE = "ca.pem"  # beside credentials: whom they take for the server, where nothing else is said
 TLS = "tls://"
-LOGIN = re.compile("//.*@")
+LOGIN = re.compile(r"^(\w+://)?.*@")
 WEBSOCKETS = ("ws://", "wss://")
 
 
@@ -91,4 +91,4 @@ class BusAddress(msgspec.Struct, frozen=True):
 
 
 def without_login(url: str) -> str:
-    return LOGIN.sub("//", url)
+    return LOGIN.sub(r"\1", url)

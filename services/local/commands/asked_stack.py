@@ -114,7 +114,7 @@ class StackOnBus:
     async def report(self) -> StackReport:
         report = await ask_stack(self.bus, lambda: self.watch.view(self.clock.monotonic_s()))
         stack, address = stack_on(self.options.data_dir, self.options.asked)
-        own: dict[str, Any] = {"nats": address.url}
+        own: dict[str, Any] = {"nats": address.shown}
         if stack is not None:
             own |= {"url": stack.http_url, "model": stack.model, "ready": stack.ready}
             own["processes"] = supervised(report.status.processes, stack)

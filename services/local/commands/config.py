@@ -16,8 +16,10 @@ from rich.table import Table
 from services.local.commands import parameters
 from services.local.commands.parameters import ConfigOption, JsonOption
 from services.local.stack.catalogue import NAME, SERVICES, STRATEGY, all_values, read_config, tables
+from shared.bus.address import BusAddress
 from shared.errors import ConfigError
 from shared.scheduling.strategy import Strategy
+from shared.server_url import without_credentials
 from shared.settings.config import Origin, Value
 from shared.settings.config_file import FILE_NAME, MODELS, OWN_TABLES, STACK, ConfigFile
 from shared.settings.setting import Setting
@@ -95,6 +97,8 @@ def _shown(table: str, setting: Setting, found: Value) -> ShownSetting:
     value = found.value if isinstance(found.value, str | int | float | bool) else str(found.value)
     if setting.is_secret and value:
         value = HIDDEN
+    elif isinstance(value, str):
+        value = BusAddress(value).shown if setting.name == "nats" else without_credentials(value)
     return ShownSetting(table, setting.name, value, found.origin, found.where)
 
 

@@ -8,7 +8,6 @@ from rich.table import Table
 from services.local.commands.asked_stack import AskedStackOptions
 from services.local.commands.output import stdout_console
 from services.local.commands.parameters import JsonOption, show
-from shared.bus.address import BusAddress
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.profiling.budgets import BudgetRecord, SloStatus
 from shared.protocol.profiling.slo_profile import SloVerdict
@@ -35,7 +34,7 @@ async def read_status(options: AskedStackOptions) -> Status:
 def print_status(status: Status) -> None:
     """Tables on stdout."""
     console = stdout_console()
-    bus = f"bus {BusAddress(status.nats).shown}" if status.nats else None
+    bus = f"bus {status.nats}" if status.nats else None
     console.print("  ".join(word for word in (status.url, status.url and status.model, bus) if word))
     console.print(_process_table(status.processes))
     roles = acting_roles(status.executors)

@@ -53,6 +53,15 @@ def test_a_stack_is_shown_and_drained_by_its_url(rig: GatewayRig) -> None:
     assert (undrained.exit_code, json.loads(undrained.stdout)["draining"]) == (0, False), undrained.stderr
 
 
+def test_what_the_buss_url_lets_in_with_is_not_shown(rig: GatewayRig) -> None:
+    scheme, _, host = rig.nats_url.partition("://")
+    for url in (f"{scheme}://bob:hunter2@{host}", f"bob:hunter2@{host}"):
+        for args in (("--json",), ()):
+            shown = slackwater("status", "--nats", url, *args)
+            assert (shown.exit_code, "hunter2" in shown.output) == (0, False), shown.output
+            assert host in shown.stdout
+
+
 def test_another_gateway_is_shown_beside_the_stacks_own() -> None:
     answered = [ProcessStatus("gateway", 7, "ok", None, {}), ProcessStatus("gateway", 9, "drains", None, {})]
     processes = {"gateway": ProcessEntry(9, 2)}

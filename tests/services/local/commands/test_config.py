@@ -103,6 +103,17 @@ def test_what_is_secret_is_not_shown(folder: Path) -> None:
         assert "(hidden)" in stdout and "SLACKWATER_API_KEY" in stdout
 
 
+def test_what_a_url_lets_in_with_is_not_shown(folder: Path) -> None:
+    environ = {
+        "SLACKWATER_NATS": "nats://bob:hunter2@one:4222,bob:hunter2@two:4222",
+        "SLACKWATER_TRACE_ENDPOINT": "https://bob:hunter2@traces:4318",
+    }
+    for args in (("show", "--json"), ("show",)):
+        status, stdout, _ = slackwater("config", *args, **environ)
+        assert status == 0 and "hunter2" not in stdout
+        assert '"nats://one:4222,two:4222"' in stdout and '"https://traces:4318"' in stdout
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
