@@ -7,6 +7,7 @@ from itertools import takewhile
 from shared.protocol.executors import ExecutorCounters
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.kv.pool import KVPool
+from shared.scheduling.kv.prefix_cache import pair_by_kind
 from shared.scheduling.kv.sharing import KVSharing
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.limits import Limits
@@ -18,10 +19,10 @@ from shared.scheduling.table import RequestTable
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """What can be found of a step before it has written it. ``hashes``: of those blocks; ``readers``: who entered by
-    the step on such blocks, of its own or of steps before it."""
+    """What can be found of a step before it has written it. ``hashes``: of those blocks, by the kind of who fills them;
+    ``readers``: who entered by the step on such blocks, of its own or of steps before it."""
 
-    hashes: list[bytes] = field(default_factory=list)
+    hashes: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
     readers: list[LiveSequence] = field(default_factory=list)
 
 
@@ -29,9 +30,9 @@ class KVAllocation:
     """Keeps the table's requests and the pool in step. Online requests that give way lose their KV; offline ones too,
     or are paused, as the sharing says.
 
-    The blocks that a step fills can be found from then on where the sharing says so: in each layer the KV of all its
-    tokens is written before any is read, and steps run one after the other. Until it is ``settled`` they are unwritten:
-    who reads them falls with the step that was to write them.
+    The blocks that a step fills can be found from then on: in each layer the KV of all its tokens is written before
+    any is read, and steps run one after the other. Until it is ``settled`` they are unwritten: who reads them falls
+    with the step that was to write them.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class KVAllocation:
         self._gives_way = LATEST  # the rule of the newest schedule
         self._num_coming = 0  # blocks of offline requests that come from another replica
         self._newest = Unwritten()  # of the step that was allocated last
-        self._unwritten: set[bytes] = set()  # of all steps in flight; membership only
+        self._unwritten = self._no_hashes()  # of all steps in flight
 
     def num_blocks(self) -> tuple[int, int]:
         """Those that anybody may take, and those that online requests may take from offline ones."""
@@ -69,7 +70,7 @@ class KVAllocation:
         (shared blocks free less than they count), offline requests give way to online ones, and offline entries are
         dropped."""
         self._gives_way = schedule.gives_way
-        self._newest, shares, block_size = Unwritten(), self._sharing.shares_in_step, self._block_size
+        self._newest, block_size = Unwritten(), self._block_size
         lost: dict[str, None] = {}
         for request_id in schedule.preempted:
             request = self._table.get(request_id)
@@ -96,7 +97,7 @@ class KVAllocation:
                 self._totals.entrant_tokens_planned += planned.get(request_id, entry.num_scheduled_tokens)
                 self._totals.entrant_tokens_computed += num_tokens
             request.num_in_flight_tokens = num_tokens
-            if shares and (num_computed + num_tokens) % block_size < num_tokens:
+            if (num_computed + num_tokens) % block_size < num_tokens:
                 self._publish(sequence, num_tokens)
             running.append((sequence, num_tokens))
         self._totals.offline_dropped += schedule.num_dropped
@@ -116,7 +117,8 @@ class KVAllocation:
 
     def settle(self, unwritten: Unwritten) -> None:
         """The step has ended: they are written, or not to be found any more."""
-        self._unwritten.difference_update(unwritten.hashes)
+        for hashes, settled in zip(self._unwritten, unwritten.hashes, strict=True):
+            hashes.difference_update(settled)
 
     def wrote(self, unwritten: Unwritten) -> None:
         """They are written: who entered on them has found something."""
@@ -128,10 +130,18 @@ class KVAllocation:
         """What steps in flight were to write of it is not to be found: they do not. The hashes of these blocks."""
         return self._pool.withdraw(sequence.request_id, sequence.request.num_computed_tokens)
 
-    def has_found(self, sequence: LiveSequence, hashes: Container[bytes]) -> bool:
-        """One that has just entered stands on some of these blocks."""
-        num_found = sequence.request.num_computed_tokens // self._block_size
-        return any(key in hashes for key in sequence.block_hashes(self._block_size)[:num_found])
+    def withdraw_all(self, sequences: Iterable[LiveSequence], steps: Iterable[Unwritten]) -> list[LiveSequence]:
+        """As ``withdraw``, each of these, and whoever reads what they were to write, or what such a reader was to, in
+        these steps, the oldest first. Those readers."""
+        worthless, readers = self._no_hashes(), list[LiveSequence]()
+        for sequence in sequences:
+            worthless[sequence.kind].update(self.withdraw(sequence))
+        for step in steps:
+            for sequence in step.readers:
+                if self._has_found(sequence, worthless):
+                    worthless[sequence.kind].update(self.withdraw(sequence))
+                    readers.append(sequence)
+        return readers
 
     def advance(self, sequence: LiveSequence, num_tokens: int) -> None:
         """KV is written for so many more of its tokens; full blocks can be found from here on."""
@@ -176,7 +186,8 @@ class KVAllocation:
         num_left = num_running + (num_reserved_blocks if num_free < self._pool.num_blocks else 0)
         if num_needed > (num_free + num_offline if is_online else num_free - num_left):
             return None
-        hashes = list(takewhile(lambda key: key not in self._unwritten, sequence.block_hashes(self._block_size)))
+        unwritten = self._unwritten[request.kind]
+        hashes = list(takewhile(lambda key: key not in unwritten, sequence.block_hashes(self._block_size)))
         num_cached = self._pool.start(request.request_id, request.kind, request.num_tokens, hashes)
         lost: dict[str, None] = {}
         while not self._grow(request, num_tokens, lost):
@@ -237,7 +248,7 @@ class KVAllocation:
         request.num_blocks = len(self._pool.table(request.request_id))
         if not was_running:
             self._table.start(request)
-            if self.has_found(sequence, self._unwritten):
+            if self._has_found(sequence, self._unwritten):
                 self._newest.readers.append(sequence)
             else:
                 self._count_start(sequence)
@@ -246,8 +257,8 @@ class KVAllocation:
     def _publish(self, sequence: LiveSequence, num_tokens: int) -> None:
         """The step that is allocated fills blocks with so many more of its tokens."""
         found = self._commit(sequence, sequence.request.num_computed_tokens + num_tokens)
-        self._newest.hashes.extend(found)
-        self._unwritten.update(found)
+        self._newest.hashes[sequence.kind].extend(found)
+        self._unwritten[sequence.kind].update(found)
 
     def _commit(self, sequence: LiveSequence, num_slots: int) -> Sequence[bytes]:
         """A block among the first slots has become full."""
@@ -305,6 +316,15 @@ class KVAllocation:
         """That have to come free for it, at least, beside those that are."""
         num_more = -(-num_slots // self._block_size) - len(self._pool.table(request.request_id))
         return max(1, num_more - self._pool.num_free)
+
+    def _no_hashes(self) -> tuple[set[bytes], set[bytes]]:
+        """Of blocks, by the kind of who finds them; membership only."""
+        return pair_by_kind(set[bytes], self._sharing.is_by_kind)
+
+    def _has_found(self, sequence: LiveSequence, hashes: Sequence[Container[bytes]]) -> bool:
+        """One that has just entered stands on some of these blocks."""
+        num_found, of_kind = sequence.request.num_computed_tokens // self._block_size, hashes[sequence.kind]
+        return any(key in of_kind for key in sequence.block_hashes(self._block_size)[:num_found])
 
     def _count_start(self, sequence: LiveSequence) -> None:
         self._totals.cached_tokens += sequence.request.num_computed_tokens

@@ -47,7 +47,7 @@ class LiveSequences:
         self.kv = KVAllocation(limits, self.table, self.pool, strategy.sharing, self.totals)
         self.by_id: dict[str, LiveSequence] = {}
         sharing = strategy.sharing
-        self.cache = HashedRequests(self.pool, limits.block_size, self.block_hashes, sharing.shares_in_step)
+        self.cache = HashedRequests(self.pool, limits.block_size, self.block_hashes, sharing.is_by_kind)
         can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
         self.foresight = Foresight(self.table, self.pool, self.cache, can_foresee)
         self.readers = BlockReaders(self.pool)

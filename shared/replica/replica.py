@@ -406,7 +406,8 @@ class Replica:
             self._live.fail(sequence, why, is_to_blame=len(failed.running) == 1)
         later = [copies for step in self._in_flight for copies in step.copies]
         for request in self._kv.void(failed.copies, [*later, *self.copies_ahead]):
-            if request.is_in_flight:
+            if request.is_in_flight:  # whoever reads what it writes holds those slots too
+                self._kv.withdraw(self._live.by_id[request.request_id])
                 self._live.voided[request.request_id] = None
             else:
                 self._kv.lose(request)
@@ -458,15 +459,9 @@ class Replica:
     def _void(self, step: _Step, failed: Container[str]) -> None:
         """What the oldest step was to write for these ids is not to be found. Whoever reads it, in that step or in
         those in flight behind it, is computed anew, and nothing of theirs is to be found either."""
-        worthless = set[bytes]()  # membership only
-        for sequence, _ in step.running:
-            if sequence.request_id in failed:
-                worthless.update(self._kv.withdraw(sequence))
-        for each in (step, *self._in_flight):
-            for sequence in each.unwritten.readers:
-                if self._kv.has_found(sequence, worthless):
-                    worthless.update(self._kv.withdraw(sequence))
-                    self._live.voided[sequence.request_id] = None
+        failing = [sequence for sequence, _ in step.running if sequence.request_id in failed]
+        readers = self._kv.withdraw_all(failing, [each.unwritten for each in (step, *self._in_flight)])
+        self._live.voided.update(dict.fromkeys(sequence.request_id for sequence in readers))
 
     def _go_on_with(self, ahead: StepAhead) -> None:
         """The step before it has ended: it is as any other."""

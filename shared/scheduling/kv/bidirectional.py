@@ -169,6 +169,18 @@ class BidirectionalPool(KVPool):
         table.hashes += keys
         return [key for page, key in zip(pages, keys, strict=True) if self._store.cache.publish(page, key)]
 
+    def withdraw(self, request_id: str, num_computed_tokens: int) -> Sequence[bytes]:
+        table, gone = self._tables.get(request_id), list[bytes]()
+        if table is None:
+            return gone
+        num_full = num_computed_tokens // self.block_size
+        for page in table.pages[num_full : len(table.hashes)]:
+            if page.hash is not None:
+                gone.append(page.hash)
+                self._store.cache.forget(page)
+        del table.hashes[num_full:]
+        return gone
+
     def free(self, request_id: str) -> None:
         table = self._tables.pop(request_id, None)
         if table is None:
@@ -324,7 +336,9 @@ class BidirectionalPool(KVPool):
             assert holders == sorted(page.holders, key=holders.index)
             assert page.num_active == sum(1 for key in holders if not self._tables[key].is_paused)
             assert page.num_active == 0 or (page.is_whole and page.block_id is not None)
-            assert len(holders) == 1 or page.computed == page.used == self.block_size
+            is_full = page.used == self.block_size
+            is_written = page.computed == page.used or any(self._tables[key].is_locked for key in holders)
+            assert (len(holders) == 1 and page.hash is None) or (is_full and is_written)
         for request_id, table in self._tables.items():
             assert table.kind is Kind.OFFLINE or not table.is_paused
             assert not (table.is_locked and table.is_paused)

@@ -92,9 +92,7 @@ class KVPool(PrefixCache, Protocol):
 
     def withdraw(self, request_id: str, num_computed_tokens: int) -> Sequence[bytes]:
         """Blocks that ``commit`` made findable before their KV was written, beyond so many tokens, are not to be found:
-        it was not. Returns their hashes. A request without a table is no error. Nothing in a pool of which that is not
-        asked."""
-        return ()
+        it was not. Returns their hashes. A request without a table is no error."""
 
     def free(self, request_id: str) -> None:
         """Let go of a request's blocks; a request without a table is no error. Its last blocks are reused first,

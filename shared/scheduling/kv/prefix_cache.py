@@ -7,7 +7,7 @@ message says of a block is how it is from then on, not what happened to it.
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,8 @@ from shared.scheduling.request import Kind
 
 MAX_EARLY = 64  # messages
 
+T = TypeVar("T")
+
 
 class CachedPrefix(NamedTuple):
     """Leading blocks of a prompt that are found. ``num_held`` of them are held by others, so that taking them costs
@@ -25,6 +27,12 @@ class CachedPrefix(NamedTuple):
 
     num_blocks: int
     num_held: int
+
+
+def pair_by_kind(make: Callable[[], T], is_by_kind: bool) -> tuple[T, T]:
+    """(online's, offline's); the same one twice where requests of either kind find the same."""
+    online = make()
+    return online, make() if is_by_kind else online
 
 
 class PrefixCache(Protocol):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from shared.scheduling.kv.prefix_cache import PrefixCache
+from shared.scheduling.kv.prefix_cache import PrefixCache, pair_by_kind
 from shared.scheduling.request import Request
 
 
@@ -21,18 +21,22 @@ NOTHING = Found()
 class RequestCache(Protocol):
     """An executor's prefix cache, as far as it is known to who plans."""
 
+    is_by_kind: bool  # requests find nothing that one of the other kind has computed
+
     def found(self, request: Request) -> Found:
         """Of a request that waits."""
 
-    def shared_hashes(self, request: Request) -> Sequence[bytes]:
-        """Of the full blocks that others find already in the step that computes them; none where they do not."""
+    def hashes(self, request: Request) -> Sequence[bytes]:
+        """Of the full blocks of its tokens, as far as they are known."""
 
 
 class _NoCache:
+    is_by_kind = False
+
     def found(self, request: Request) -> Found:
         return NOTHING
 
-    def shared_hashes(self, request: Request) -> Sequence[bytes]:
+    def hashes(self, request: Request) -> Sequence[bytes]:
         return ()
 
 
@@ -47,14 +51,13 @@ class HashedRequests:
         cache: PrefixCache,
         block_size: int,
         hashes_of: Callable[[str], Sequence[bytes]],
-        shares_in_step: bool = False,
+        is_by_kind: bool = False,
     ) -> None:
-        """``hashes_of``: of the full blocks of a request's tokens, by its id; as far as they are known.
-        ``shares_in_step``: requests that enter by one step find what it computes of each other."""
+        """``hashes_of``: of the full blocks of a request's tokens, by its id; as far as they are known."""
         self._cache = cache
         self._block_size = block_size
         self._hashes_of = hashes_of
-        self._shares_in_step = shares_in_step
+        self.is_by_kind = is_by_kind
 
     def found(self, request: Request) -> Found:
         """At least one token is left to compute."""
@@ -63,8 +66,8 @@ class HashedRequests:
         prefix = self._cache.look_up(hashes if len(hashes) <= num_usable else hashes[:num_usable], request.kind)
         return Found(prefix.num_blocks * self._block_size, prefix.num_held)
 
-    def shared_hashes(self, request: Request) -> Sequence[bytes]:
-        return self._hashes_of(request.request_id) if self._shares_in_step else ()
+    def hashes(self, request: Request) -> Sequence[bytes]:
+        return self._hashes_of(request.request_id)
 
 
 class StepCache:
@@ -75,7 +78,8 @@ class StepCache:
         self._cache = cache
         self._block_size = block_size
         self._in_cache: dict[str, Found] = {}  # as they were looked at
-        self._computed: dict[bytes, Request] = {}  # blocks, by who computes them in this step
+        # Blocks, by who computes them in this step, by the kind that finds them.
+        self._computed = pair_by_kind(dict[bytes, Request], cache.is_by_kind)
         self._found: dict[str, Found] = {}  # since that changed
 
     def found(self, request: Request) -> Found:
@@ -88,23 +92,26 @@ class StepCache:
     def compute(self, request: Request, num_computed: int, num_tokens: int) -> None:
         """The step computes so many of its tokens, after ``num_computed``."""
         for key in self._keys(request, num_computed, num_tokens):
-            self._computed.setdefault(key, request)
+            self._computed[request.kind].setdefault(key, request)
             self._found = {}
 
     def leave_out(self, request: Request, num_computed: int, num_tokens: int) -> None:
         """It does not after all."""
+        computed = self._computed[request.kind]
         for key in self._keys(request, num_computed, num_tokens):
-            if self._computed.get(key) is request:
-                del self._computed[key]
+            if computed.get(key) is request:
+                del computed[key]
                 self._found = {}
 
     def _look_up(self, request: Request) -> Found:
         found = self._in_cache.get(request.request_id)
         if found is None:
             found = self._in_cache[request.request_id] = self._cache.found(request)
-        if not self._computed:
+        kind = request.kind
+        computed = self._computed[kind]
+        if not computed:
             return found
-        hashes, computed, kind = self._cache.shared_hashes(request), self._computed, request.kind
+        hashes = self._cache.hashes(request)
         first = last = found.num_tokens // self._block_size
         end = min(len(hashes), (request.num_tokens - 1) // self._block_size)
         while last < end and (by := computed.get(hashes[last])) is not None and by.kind <= kind:
@@ -113,4 +120,4 @@ class StepCache:
 
     def _keys(self, request: Request, num_computed: int, num_tokens: int) -> Sequence[bytes]:
         first, last = num_computed // self._block_size, (num_computed + num_tokens) // self._block_size
-        return self._cache.shared_hashes(request)[first:last] if first < last else ()
+        return self._cache.hashes(request)[first:last] if first < last else ()

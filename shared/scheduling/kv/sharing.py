@@ -23,9 +23,9 @@ class KVSharing:
     pauses: bool = False
 
     @property
-    def shares_in_step(self) -> bool:
-        """Requests of either kind find what a step computes as soon as it begins."""
-        return not self.pauses
+    def is_by_kind(self) -> bool:
+        """Requests find what others of their own kind have computed, and nothing of the other kind."""
+        return self.pauses
 
     def num_offline_blocks(self, num_held: int, num_in_flight: int) -> int:
         """M_off of HyGen Alg. 2: blocks that online requests may take from offline ones. ``num_held``: those that

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shared.scheduling.kv.prefix_cache import CachedPrefix, PrefixCache
+from shared.scheduling.kv.prefix_cache import CachedPrefix, PrefixCache, pair_by_kind
 from shared.scheduling.request import Kind
 
 
@@ -10,11 +10,10 @@ class ExpectedCache:
     """What the executor told, and on top of it what the steps between are expected to do: blocks that they compute are
     found, and held, by requests of the kind that computed them, or of both; and what enters holds what it has found."""
 
-    def __init__(self, told: PrefixCache, is_of_both: bool = False) -> None:
-        """``is_of_both``: requests of either kind find what the other computed."""
+    def __init__(self, told: PrefixCache, is_by_kind: bool = False) -> None:
+        """``is_by_kind``: requests find nothing that one of the other kind computed."""
         self._told = told
-        online = set[bytes]()
-        self._held = online, online if is_of_both else set[bytes]()  # by kind; membership only, never iterated
+        self._held = pair_by_kind(set[bytes], is_by_kind)  # membership only, never iterated
 
     def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
         """As a ``PrefixCache``."""

@@ -49,9 +49,9 @@ class ExecutorMirror:
         self.num_free_blocks = limits.num_blocks
         self.num_wanted_blocks = self.num_reserved_blocks = 0  # as they were told last
         self.told_cache = PrefixCacheMirror()
-        self._cache = ExpectedCache(self.told_cache, self._sharing.shares_in_step)
+        self._cache = ExpectedCache(self.told_cache, self._sharing.is_by_kind)
         self._hashes_of = hashes_of
-        self._requests = HashedRequests(self._cache, limits.block_size, hashes_of, self._sharing.shares_in_step)
+        self._requests = HashedRequests(self._cache, limits.block_size, hashes_of, self._sharing.is_by_kind)
         self.knows_all = True  # that the executor holds, as far as it counts them
         self._arrivals: dict[str, _Arrival] = {}
 
@@ -134,8 +134,7 @@ class ExecutorMirror:
             if request is not None:
                 self._grow(request, num_tokens)
                 request.num_in_flight_tokens = num_tokens
-                if self._sharing.shares_in_step:
-                    self._fill_blocks(request, num_tokens)
+                self._fill_blocks(request, num_tokens)
 
     def finish(self, entries: Iterable[ScheduledRequest], elapsed_ms: float = 0.0) -> None:
         """The expected outcome of a step that was started, ``elapsed_ms`` from now on: every chunk is computed, every
@@ -143,15 +142,13 @@ class ExecutorMirror:
         foreseen; the next word corrects it."""
         self.pace = self.pace.at(self.pace.now_ms + elapsed_ms)
         table, order, online = self.table, self.table.online_order, list[Request]()
-        running, shares_in_step = (table.running(ONLINE), table.running(OFFLINE)), self._sharing.shares_in_step
+        running = table.running(ONLINE), table.running(OFFLINE)
         for entry in entries:
             request = running[entry.kind].get(entry.request_id) or table.get(entry.request_id)
             if request is None:
                 continue
             num_tokens = entry.num_scheduled_tokens
             request.num_in_flight_tokens = 0
-            if not shares_in_step:
-                self._fill_blocks(request, num_tokens)
             request.num_computed_tokens = num_computed = request.num_computed_tokens + num_tokens
             if request.num_tokens > num_computed:
                 continue

@@ -15,6 +15,7 @@ from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan
 from shared.replica.engine import StepBatch
 from shared.replica.replica import Replica
+from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
@@ -108,6 +109,12 @@ def random_plan(replica: Replica, rng: random.Random) -> StepPlan:
     return StepPlan("executor-0", "epoch", 0, entries, [], lost, 0.0)
 
 
+def plan_of(**num_tokens: int) -> StepPlan:
+    """Of offline requests alone."""
+    entries = [ScheduledRequest(request_id, Kind.OFFLINE, count) for request_id, count in num_tokens.items()]
+    return StepPlan("executor-0", "epoch", 0, entries, [], [], 0.0)
+
+
 @pytest.mark.parametrize(("num_host_slots", "swap_ms_per_slot"), [(1000, 0.0), (1000, 5.0), (40, 5.0)])
 @pytest.mark.parametrize("seed", range(6))
 def test_outputs_do_not_depend_on_who_shares_what(seed: int, num_host_slots: int, swap_ms_per_slot: float) -> None:
@@ -176,6 +183,35 @@ def test_a_failed_step_leaves_no_garbage_in_those_behind_it(seed: int) -> None:
     ended = {key: each for key, each in results.items() if each[1] is not FinishReason.ERROR}
     assert ended == {key: each for key, each in alone(requests).items() if key in ended} and len(ended) > 10
     assert min(replica.totals.pauses, replica.totals.checkpointed_slots) > 0
+
+
+def test_what_is_computed_from_copies_that_failed_is_not_to_be_found() -> None:
+    """Behind the step that was to make them, which one of two restores that begin alike and were paused."""
+    replica, engine = make_replica(num_blocks=12, tokens=256, pipeline_depth=2)
+    requests = [make_request("x", 40, 30, Kind.OFFLINE), make_request("w", 100, 8, Kind.OFFLINE)]
+    requests += [make_request("on", 185, 1, Kind.ONLINE), make_request("r", 95, 4, Kind.OFFLINE)]
+    results: Results = {}
+    replica.submit(requests[0])
+    step(replica, engine)
+    replica.submit(requests[1])
+    step(replica, engine, plan=plan_of(w=20))
+    replica.submit(requests[2])
+    step(replica, engine)
+    replica.submit(requests[3])
+    for each in ({"x": 1}, {"w": 40, "r": 15}):
+        batch = replica.begin(replica.schedule(plan_of(**each), ANY, MODEL), 0)
+        assert {sequence.request_id: len(sequence.token_ids) for sequence in batch.sequences} == each
+        for copies in batch.copies:
+            engine.start_copies(copies)
+    replica.fail("bad step")
+    replica.finish(engine.execute(batch))
+    found = [replica.pool.look_up([key], Kind.OFFLINE).num_blocks for key in hash_chain(range(5, 100), 16)]
+    assert found == [0, 0, 1, 0, 0], "what w had computed before, and has brought back itself"
+    assert not any(request.num_blocks for request in replica.table)
+    while replica.has_work:
+        step(replica, engine)
+    collect(replica, results)
+    assert results == alone(requests)
 
 
 def test_an_online_request_takes_blocks_and_their_owner_goes_on_afterwards_without_recomputing() -> None:

@@ -100,13 +100,15 @@ def plan(
 class CacheOf:
     """Has so much of these requests."""
 
+    is_by_kind = False
+
     def __init__(self, found: Mapping[str, Found]) -> None:
         self._found = found
 
     def found(self, request: Request) -> Found:
         return self._found.get(request.request_id, NOTHING)
 
-    def shared_hashes(self, request: Request) -> Sequence[bytes]:
+    def hashes(self, request: Request) -> Sequence[bytes]:
         return ()
 
 

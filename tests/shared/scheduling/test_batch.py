@@ -143,7 +143,7 @@ def test_as_many_decodes_as_the_whole_step_has_time_for(lens: list[int], budget_
 def test_of_who_begins_as_an_entry_does_only_the_rest_is_computed() -> None:
     """Unless that is taken out again; nobody finds what it computes itself."""
     hashes = hash_chain(list(range(200)), 16)
-    cache = HashedRequests(BlockPool(100, 16), 16, lambda request_id: hashes, shares_in_step=True)
+    cache = HashedRequests(BlockPool(100, 16), 16, lambda request_id: hashes)
     builder = BatchBuilder(Limits(16, 100, 200, 8), MODEL, math.inf, 100, cache)
     first, second, third = (make_request(name, Kind.OFFLINE, prompt=100) for name in "abc")
     assert builder.try_prefill(first, bounded=True, at_most=70)

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.scheduling.kv.block_hash import hash_chain
-from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.limits import Limits
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
@@ -26,6 +25,7 @@ prompts = st.lists(st.tuples(st.integers(0, 2), lengths), min_size=1, max_size=6
     kinds=st.lists(st.sampled_from(Kind), min_size=6, max_size=6),
     chunk=st.integers(1, 30),
     per_step=st.integers(1, 6),
+    sharing=st.sampled_from(["recompute", "bidirectional"]),
 )
 def test_who_enters_takes_the_blocks_that_the_pool_gives_it(
     prompts: list[tuple[int, int]],
@@ -34,10 +34,12 @@ def test_who_enters_takes_the_blocks_that_the_pool_gives_it(
     kinds: list[Kind],
     chunk: int,
     per_step: int,
+    sharing: str,
 ) -> None:
     """One step after another, in which so many begin, who find what those before them compute; what was there before is
     held or only cached."""
-    pool = BlockPool(NUM_BLOCKS, BLOCK)
+    strategy, limits = Strategy(kv_sharing=sharing), Limits(BLOCK, NUM_BLOCKS, 512, 8)
+    pool = strategy.make_pool(limits, 0)
     tokens = {f"r{n}": [first] * length for n, (first, length) in enumerate(prompts)}
     for number, ((first, length), is_kept) in enumerate(zip(before, keeps, strict=False)):
         start(pool, f"before-{number}", Kind.OFFLINE, [first] * length)
@@ -45,7 +47,7 @@ def test_who_enters_takes_the_blocks_that_the_pool_gives_it(
         commit(pool, f"before-{number}", [first] * length, length)
         if not is_kept:
             pool.free(f"before-{number}")
-    mirror = ExecutorMirror(Limits(BLOCK, NUM_BLOCKS, 512, 8), Strategy(), lambda key: hash_chain(tokens[key], BLOCK))
+    mirror = ExecutorMirror(limits, strategy, lambda key: hash_chain(tokens[key], BLOCK))
     states: list[Request] = [
         make_request(key, kind, prompt=len(each), max_tokens=9)
         for (key, each), kind in zip(tokens.items(), kinds, strict=False)

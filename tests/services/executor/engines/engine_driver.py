@@ -207,14 +207,14 @@ class EngineDriver:
         request.num_computed = 0
 
 
-def check_rows_read_what_others_of_their_step_write(engine: Engine) -> None:
+def check_rows_read_what_others_of_their_step_write(engine: Engine, fills_right: bool = False) -> None:
     """A prompt, one that begins as it does and computes its rest, and one of which a single token is left."""
     size, greedy = engine.spec.block_size, SamplingParams(max_tokens=1, temperature=0.0)
     prompts = {name: [*range(50, 50 + 3 * size), *end] for name, end in (("a", [60, 61]), ("b", [70]), ("c", [80]))}
 
     def sampled(step: int, begun: dict[str, tuple[int, list[int]]]) -> dict[str, int]:
         rows = [
-            Sequence(name, prompts[name][start:], start, blocks, greedy, needs_sample=True)
+            Sequence(name, prompts[name][start:], start, blocks, greedy, needs_sample=True, fills_right=fills_right)
             for name, (start, blocks) in begun.items()
         ]
         return dict(engine.execute(StepBatch(step, rows)).sampled)

@@ -29,6 +29,7 @@ class FollowingEngine(SlotEngine):
             return StepResult({}, 0.0, is_interrupted=True)
         if batch.may_be_interrupted and self._rng.random() < self._interrupt:
             self.num_interrupted += 1
+            self._copy(batch)
             self._spoil(batch, [sequence.request_id for sequence in batch.sequences])
             return StepResult({}, 1.0, is_interrupted=True)
         result = super().execute(batch)

@@ -33,11 +33,9 @@ class SlotEngine(SimEngine):
         self._rng = random.Random(seed)
 
     def execute(self, batch: StepBatch) -> StepResult:
-        for copies in batch.copies:
-            self.start_copies(copies)
+        copied = self._copy(batch)
         written = [slot for sequence in batch.sequences for slot in self._write(sequence)]
         assert len(set(written)) == len(written), "two sequences write one slot"
-        copied = [self._copied.pop(id(copies)) for copies in batch.copies]
         if self._rng.random() < self._fail:
             self.slots.update(dict.fromkeys(written, GARBAGE))
             for copies in copied:
@@ -58,6 +56,12 @@ class SlotEngine(SimEngine):
         self.slots.update(device)
         self.host.update(host)
         self.num_moved += len(operations.moves)
+
+    def _copy(self, batch: StepBatch) -> list[SlotOperations]:
+        """What it brings, where that has not begun."""
+        for copies in batch.copies:
+            self.start_copies(copies)
+        return [self._copied.pop(id(copies)) for copies in batch.copies]
 
     def _write(self, sequence: Sequence) -> list[int]:
         start = sequence.num_computed_tokens

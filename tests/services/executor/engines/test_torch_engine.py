@@ -190,8 +190,9 @@ def test_two_directions_share_a_block(engine: TorchEngine, prompts: list[list[in
     assert generate({"left": 7, "right": 7}) == generate({"left": 3, "right": 5})
 
 
-def test_rows_read_what_others_of_their_step_write(engine: TorchEngine) -> None:
-    check_rows_read_what_others_of_their_step_write(engine)
+@pytest.mark.parametrize("fills_right", [False, True])
+def test_rows_read_what_others_of_their_step_write(engine: TorchEngine, fills_right: bool) -> None:
+    check_rows_read_what_others_of_their_step_write(engine, fills_right)
 
 
 def test_only_asked_rows_are_sampled(engine: TorchEngine) -> None:

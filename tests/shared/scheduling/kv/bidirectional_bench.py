@@ -97,7 +97,6 @@ class Bench:
         self.in_flight.remove(request_id)
         self.check_reads(request_id, self.computed[request_id], self.device)
         self.pool.unlock(request_id, self.computed[request_id])
-        commit(self.pool, request_id, self.tokens[request_id], self.computed[request_id])
 
     def run(self, request_id: str, num_tokens: int) -> bool:
         """One step of one request alone."""
@@ -161,8 +160,11 @@ class Bench:
         self.paused.discard(request_id)
 
     def _fits(self, request_id: str, target: int) -> bool:
-        """False also where an earlier one of the step took its KV."""
-        return request_id in self.tokens and self.grow(request_id, target)
+        """False also where an earlier one of the step took its KV. What it fills can be found from here on."""
+        if request_id not in self.tokens or not self.grow(request_id, target):
+            return False
+        commit(self.pool, request_id, self.tokens[request_id], target)
+        return True
 
 
 def started(bench: Bench, request_id: str, kind: Kind, num_tokens: int, first: int = 0) -> None:

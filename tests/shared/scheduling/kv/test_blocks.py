@@ -12,15 +12,17 @@ from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
 from shared.scheduling.kv.eviction.lru import Lru
 from shared.scheduling.kv.eviction.online_first import OnlineFirst
-from shared.scheduling.kv.pool import BlockOwners
+from shared.scheduling.kv.pool import BlockOwners, KVPool
 from shared.scheduling.kv.prefix_cache import CachedPrefix, PrefixCacheMirror
+from shared.scheduling.limits import Limits
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from tests.shared.scheduling.kv.cache_listeners import CacheListeners, commit, start, start_as_looked_up
 
 BLOCK = 4
 
 
-def started(pool: BlockPool, request_id: str, token_ids: list[int], kind: Kind = Kind.ONLINE) -> int:
+def started(pool: KVPool, request_id: str, token_ids: list[int], kind: Kind = Kind.ONLINE) -> int:
     """Start a request and compute all its tokens; returns how many came from the cache."""
     cached = start(pool, request_id, kind, token_ids)
     assert pool.grow(request_id, len(token_ids))
@@ -60,8 +62,9 @@ def test_uncommitted_blocks_are_not_found() -> None:
     assert start(pool, "b", Kind.ONLINE, list(range(9))) == 0
 
 
-def test_withdrawn_blocks_are_not_found_until_they_are_committed_again() -> None:
-    pool, tokens = BlockPool(16, BLOCK), list(range(13))
+@pytest.mark.parametrize("kv_sharing", ["recompute", "bidirectional"])
+def test_withdrawn_blocks_are_not_found_until_they_are_committed_again(kv_sharing: str) -> None:
+    pool, tokens = Strategy(kv_sharing=kv_sharing).make_pool(Limits(BLOCK, 16, 512, 8), 0), list(range(13))
     started(pool, "a", tokens)
     assert start(pool, "b", Kind.ONLINE, tokens) == 12
     pool.withdraw("a", 6)

@@ -7,7 +7,9 @@ from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.kv.prefix_cache import PrefixCacheMirror
 from shared.scheduling.kv.request_cache import NO_CACHE, Found, HashedRequests, StepCache
+from shared.scheduling.limits import Limits
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from tests.shared.scheduling.factories import make_request
 from tests.shared.scheduling.kv.cache_listeners import commit, start
 
@@ -38,17 +40,19 @@ def test_what_is_found_is_what_the_pool_gives(
     before=prompts,
     entrants=st.lists(st.tuples(prompts, st.sampled_from(Kind), st.integers(1, 20)), min_size=1, max_size=8),
     left_out=st.integers(-1, 7),
+    sharing=st.sampled_from(["recompute", "bidirectional"]),
 )
 def test_what_entries_before_it_compute_is_found_as_the_pool_gives_it(
-    before: list[int], entrants: list[tuple[list[int], Kind, int]], left_out: int
+    before: list[int], entrants: list[tuple[list[int], Kind, int]], left_out: int, sharing: str
 ) -> None:
     """Online ones first, each with a chunk of its prompt. One is taken out again before the next is looked at."""
-    pool, told, prompt_of = BlockPool(200, BLOCK), PrefixCacheMirror(), dict[str, list[int]]()
+    strategy, told, prompt_of = Strategy(kv_sharing=sharing), PrefixCacheMirror(), dict[str, list[int]]()
+    pool, is_by_kind = strategy.make_pool(Limits(BLOCK, 200, 512, 8), 0), strategy.sharing.is_by_kind
     start(pool, "before", Kind.OFFLINE, before)
     assert pool.grow("before", len(before))
     commit(pool, "before", before, len(before))
     told.apply(pool.take_cache_changes())
-    requests = HashedRequests(told, BLOCK, lambda request_id: hash_chain(prompt_of[request_id], BLOCK), True)
+    requests = HashedRequests(told, BLOCK, lambda request_id: hash_chain(prompt_of[request_id], BLOCK), is_by_kind)
     cache = StepCache(requests, BLOCK)
     for number, (prompt, kind, chunk) in enumerate(sorted(entrants, key=lambda entrant: entrant[1])):
         request = make_request(str(number), kind, prompt=len(prompt))
@@ -69,7 +73,7 @@ def test_what_entries_before_it_compute_is_found_as_the_pool_gives_it(
 def test_online_requests_find_nothing_of_offline_ones_in_their_step() -> None:
     """They come first in it, whatever was looked at first."""
     hashes = hash_chain(list(range(9)), BLOCK)
-    cache = StepCache(HashedRequests(BlockPool(8, BLOCK), BLOCK, lambda request_id: hashes, True), BLOCK)
+    cache = StepCache(HashedRequests(BlockPool(8, BLOCK), BLOCK, lambda request_id: hashes), BLOCK)
     cache.compute(make_request("off", Kind.OFFLINE, prompt=9), 0, 9)
     assert cache.found(make_request("on", Kind.ONLINE, prompt=9)) == Found(0, 0)
     assert cache.found(make_request("other", Kind.OFFLINE, prompt=9)) == Found(8, 2)

@@ -25,6 +25,8 @@ READERS = ("executor-0", "executor-1")
 class CacheOf:
     """Has the beginnings of these prompts, by blocks; counts who is looked up."""
 
+    is_by_kind = False
+
     def __init__(self, block_size: int, prompts_of: dict[str, list[int]], cached: Sequence[list[int]]) -> None:
         self._block_size = block_size
         self._prompts_of = prompts_of
@@ -37,7 +39,7 @@ class CacheOf:
         shared = max((len(list(takewhile(bool, map(eq, prompt, each)))) for each in self._cached), default=0)
         return Found(shared // self._block_size * self._block_size)
 
-    def shared_hashes(self, request: Request) -> Sequence[bytes]:
+    def hashes(self, request: Request) -> Sequence[bytes]:
         return ()
 
 
