@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from services.local.stack.machine import gpus, usable_cores
+from services.local.stack.machine import gpus
+from shared.process.cores import usable_cores
 
 ROOT = Path(__file__).parents[2]
 OWN_SEEDS = "seeds in the code"

@@ -38,7 +38,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     lora_modules: LoraModules = ""
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:1", pattern=DEVICE)] = "auto"
     dtype: Annotated[str, Meta(description="auto, float32, bfloat16 or float16", extra=choices(DTYPES))] = "auto"
-    threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is one per core")] = 0
+    threads: Annotated[
+        int, Meta(ge=0, description="CPU threads of the engine, at most one per core; 0 is one per core")
+    ] = 0
     kv_blocks: Annotated[int, Meta(ge=0, description="KV blocks; 0 sizes them from memory")] = 0
     block_size: Annotated[int, Meta(ge=0, description="tokens of one KV block; 0 is 16, with vllm 32")] = 0
     vllm_attention: Annotated[

@@ -1,5 +1,6 @@
 """Engines by name."""
 
+import logging
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from shared.errors import ConfigError
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks, swap_ms_per_slot
+from shared.process.cores import usable_cores
 from shared.protocol.executors import EngineSpec
 from shared.replica.engine import Engine
 from shared.scheduling.step_sizes import LARGEST
 from shared.settings.lora_modules import adapter_names
 from shared.text.model_folder import ModelFacts
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_VLLM_BLOCK_SIZE = 32  # what its CPU kernels take at least
 
@@ -39,7 +43,7 @@ def load_engine(settings: ExecutorSettings) -> Engine:
             dtype=settings.dtype,
             block_size=settings.block_size or DEFAULT_BLOCK_SIZE,
             num_blocks=settings.kv_blocks or None,
-            num_threads=settings.threads or None,
+            num_threads=_threads(settings),
             max_model_len=settings.max_model_len or None,
             num_host_slots=_host_slots(settings),
             max_graph_decodes=min(settings.cuda_graph_decodes, sizes.max_num_seqs) if records else 0,
@@ -50,12 +54,21 @@ def load_engine(settings: ExecutorSettings) -> Engine:
     return _load_vllm(settings) if settings.engine == "vllm" else load_sim(settings)
 
 
+def _threads(settings: ExecutorSettings) -> int | None:
+    """As many as there are cores at most: more of them only wait for each other. None leaves it to the engine."""
+    if settings.threads > (num_cores := usable_cores()):
+        logger.warning("there are fewer cores than threads", extra={"threads": settings.threads, "cores": num_cores})
+        return num_cores
+    return settings.threads or None
+
+
 def _load_vllm(settings: ExecutorSettings) -> Engine:
     """vLLM is imported late, and only here: it takes seconds, and reads its environment when it is."""
     from services.executor.engines.vllm.environment import import_vllm, not_as_tested
 
     attention = _vllm_attention(settings)
-    version = import_vllm(settings.threads or None)
+    num_threads = _threads(settings)
+    version = import_vllm(num_threads)
     try:
         from services.executor.engines.vllm.core import VllmOptions
         from services.executor.engines.vllm.engine import VllmEngine
@@ -64,7 +77,7 @@ def _load_vllm(settings: ExecutorSettings) -> Engine:
         raise ConfigError(not_as_tested(version, str(error))) from error
     check_vllm(version)
     options = VllmOptions(
-        num_threads=settings.threads or None,
+        num_threads=num_threads,
         device=settings.device,
         dtype=settings.dtype,
         block_size=settings.block_size or DEFAULT_VLLM_BLOCK_SIZE,

@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from packaging.requirements import Requirement
 
 from services.local.doctor.check import Check, State, failed, ok, warning
-from services.local.stack.machine import has_cpu_torch, usable_cores
+from services.local.stack.machine import has_cpu_torch
+from shared.process.cores import usable_cores
 from shared.process.memory import available_memory_bytes, total_memory_bytes
 from shared.version import PROJECT
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.local.stack.catalogue import all_values, read_config
-from services.local.stack.machine import gpus, has_cpu_torch, usable_cores
+from services.local.stack.machine import gpus, has_cpu_torch
 from services.local.stack.options import StackOptions
 from shared.errors import StackError
+from shared.process.cores import usable_cores
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as nvidia-smi counts; CUDA itself has the fastest first

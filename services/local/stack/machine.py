@@ -1,12 +1,10 @@
-"""What is in this machine: cores, GPUs, a torch that can use them, and TCP ports."""
+"""What is in this machine: GPUs, a torch that can use them, and TCP ports."""
 
 import errno
-import os
 import random
 import shutil
 import socket
 import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,11 +12,6 @@ from shared.errors import StackError
 
 NVIDIA_SMI_S = 10.0
 SERVER_PORTS = range(10_240, 32_768)  # below those that Linux, macOS and Windows give to clients' ends
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def gpus() -> list[str]:

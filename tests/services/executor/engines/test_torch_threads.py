@@ -58,6 +58,21 @@ for line in Path("/proc/self/smaps").read_text().splitlines():
         print("hg" in line.split())
 """
 
+MANY_THREADS = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from pathlib import Path
+from services.executor.engines.factory import load_engine
+from services.executor.settings import ExecutorSettings
+from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence, StepBatch
+
+engine = load_engine(ExecutorSettings(model_path=sys.argv[1], engine="torch", threads=999, kv_blocks=8))
+engine.execute(StepBatch(0, [Sequence("a", [5, 6, 7], 0, [0], SamplingParams(max_tokens=1), needs_sample=True)]))
+print(len(list(Path("/proc/self/task").iterdir())))
+engine.close()
+"""
+
 LOAD_FOR_EVER = """
 import sys, threading
 from services.executor import __main__ as executor
@@ -94,3 +109,9 @@ def test_an_interrupt_ends_a_process_that_loads_at_once(model_folder: Path) -> N
             assert process.wait(60) == -signal.SIGINT
         finally:
             process.kill()
+
+
+def test_no_more_threads_compute_than_there_are_cores(shallow_model: Path) -> None:
+    command = [sys.executable, "-c", MANY_THREADS, str(shallow_model)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 50 and "there are fewer cores than threads" in done.stderr
