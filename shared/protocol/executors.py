@@ -117,7 +117,7 @@ class ExecutorCounters(msgspec.Struct):
     finished_online: Count = 0
     finished_offline: Count = 0
     prompt_tokens: Count = 0  # computed, cache hits not counted
-    cached_tokens: Count = 0
+    cached_tokens: Count = 0  # of prompts, found in the prefix cache
     online_tokens: Count = 0  # generated
     offline_tokens: Count = 0
     busy_s: Finite = 0.0  # time in engine steps

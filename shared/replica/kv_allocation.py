@@ -327,7 +327,8 @@ class KVAllocation:
         return any(key in of_kind for key in sequence.block_hashes(self._block_size)[:num_found])
 
     def _count_start(self, sequence: LiveSequence) -> None:
-        self._totals.cached_tokens += sequence.request.num_computed_tokens
+        num_found = min(sequence.request.num_computed_tokens, sequence.num_prompt_tokens)
+        self._totals.cached_tokens += num_found
         if not sequence.has_started:
             sequence.has_started = True
-            sequence.num_cached_tokens = min(sequence.request.num_computed_tokens, sequence.num_prompt_tokens)
+            sequence.num_cached_tokens = num_found

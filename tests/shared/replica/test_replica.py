@@ -201,6 +201,22 @@ def test_a_shared_prefix_is_computed_once(tokenizer: Tokenizer) -> None:
     assert drain(replica, engine)["b"] == alone(tokenizer, second)
 
 
+def test_output_that_a_preempted_request_finds_again_is_none_of_a_prompt(tokenizer: Tokenizer) -> None:
+    replica, engine = make_replica(tokenizer)
+    request = make_request("a", prompt=20, max_tokens=60, ignore_eos=True)
+    replica.submit(request)
+    for _ in range(40):
+        run(replica, engine)
+    entries = [ScheduledRequest("a", Kind.ONLINE, 64)]
+    plan = StepPlan("executor-0", "epoch", 0, entries, [], ["a"], 0.0)
+    run(replica, engine, plan=plan)
+    run(replica, engine)
+    (state,) = replica.tell()
+    assert replica.totals.preemptions == 1 and state.num_computed_tokens == 60
+    assert replica.totals.cached_tokens == 20 == replica.totals.prompt_tokens
+    assert drain(replica, engine)["a"] == alone(tokenizer, request)
+
+
 def test_a_resumed_request_goes_on_where_it_was(tokenizer: Tokenizer) -> None:
     request = make_request("a", max_tokens=12, ignore_eos=True)
     whole, _ = alone(tokenizer, request)
