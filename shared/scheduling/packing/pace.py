@@ -86,5 +86,7 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
 
     def interrupted(self, planned_ms: float) -> Pace:
         """A step that was to take so long stopped for an online request. The next are shorter, so that less is lost
-        where such requests come often."""
-        return replace(self, most_idle_ms=planned_ms / 2.0, num_interrupted=self.num_interrupted + 1)
+        where such requests come often. Where no model is known yet nothing is predicted, and they stay as they are: of
+        no time at all none would ever grow again."""
+        most_idle_ms = planned_ms / 2.0 if planned_ms > 0 else self.most_idle_ms
+        return replace(self, most_idle_ms=most_idle_ms, num_interrupted=self.num_interrupted + 1)

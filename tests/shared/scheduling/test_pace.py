@@ -85,6 +85,12 @@ def test_after_interruptions_steps_grow_again_by_those_that_ended_without_online
         assert pace.mean_step_ms == pytest.approx(30.0 if has_ended else 0.0)
 
 
+def test_a_step_of_which_nothing_was_predicted_makes_the_next_no_shorter() -> None:
+    pace = Pace().after(schedule_of(0, 1), 64).interrupted(0.0)
+    assert (pace.most_idle_ms, pace.num_interrupted) == (math.inf, 1)
+    assert pace.interrupted(40.0).interrupted(0.0).most_idle_ms == 20.0
+
+
 def test_of_a_new_model_all_is_seen_anew_and_the_rest_is_remembered() -> None:
     pace = Pace(mean_step_ms=7.0, batch_size=300, credit=Credit(5.0, 2.0, 9, 4, 30, 3.0, 20))
     assert pace.of_new_model() == Pace(mean_step_ms=7.0, batch_size=300, credit=pace.credit.of_new_model())
