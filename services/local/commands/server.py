@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import ssl
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
@@ -142,10 +142,10 @@ class ApiClient:
     def stream(self, path: str, body: Json) -> Generator[Json, None, None]:
         """The events of a streamed answer, without the closing ``[DONE]``. Closing the iterator aborts the request."""
         with self._named_errors(), self._client.stream("POST", path, json={**body, "stream": True}) as response:
-            for line in response.iter_lines():
-                data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-                if data and data != "[DONE]":
-                    event: Json = json.loads(data)
+            for line in _lines(response.iter_bytes()):
+                data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                if data and data != b"[DONE]":
+                    event: Json = json.loads(data.decode(errors="replace"))
                     _require_no_error(event)
                     yield event
 
@@ -204,6 +204,15 @@ def whole_file(path: Path, replace: bool) -> Iterator[BinaryIO]:
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Of a stream of events. To httpx U+2028 ends a line too, and others that a model's answer may have in it."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    yield rest
 
 
 def _tls_error(error: BaseException) -> ssl.SSLError | None:

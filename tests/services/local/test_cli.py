@@ -101,7 +101,10 @@ class OpenAIHandler(BaseHTTPRequestHandler):
         ]
         if question == "fail":
             events.append({"error": {"message": "the executor is gone"}})
-        lines = [f"data: {json.dumps(event)}\n\n" for event in events] + [": a comment\n\n", "data: [DONE]\n\n"]
+        lines = [f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events] + [
+            ": a comment\n\n",
+            "data: [DONE]\n\n",
+        ]
         self._send(200, "".join(lines).encode(), "text/event-stream")
 
     def _json(self, status: int, body: dict[str, Any]) -> None:
@@ -378,6 +381,11 @@ def test_chat_streams_one_answer(server: Server) -> None:
         "max_tokens": 512,
         "stream": True,
     }
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+def test_chat_shows_whatever_may_end_a_line(server: Server, end: str) -> None:
+    assert slackwater("chat", f"one{end}two", "--url", server.url)[:2] == (0, f"You said: one{end}two\n")
 
 
 def test_chat_keeps_the_conversation_until_the_end_of_input(server: Server) -> None:
