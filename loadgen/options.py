@@ -14,7 +14,7 @@ from loadgen.replay import ReplayPlan
 from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import load_backlog
 from loadgen.workload.prompts import read_filler
-from loadgen.workload.scaling import Scaling
+from loadgen.workload.scaling import Scaling, TraceReading
 from loadgen.workload.traces import read_trace
 
 STANDARD_OUTPUT = "-"
@@ -81,8 +81,9 @@ class WorkloadOptions:
         scaling = Scaling(
             self.start, duration_s, self.qps, self.rate_scale, self.time_scale, self.length_scale, self.seed
         )
+        reading = TraceReading(read_trace(self.online)) if self.online else None
         return ReplayPlan(
-            requests=scaling.apply(read_trace(self.online)) if self.online else [],
+            requests=scaling.apply(reading) if reading else [],
             prompts=load_backlog(self.offline, self.offline_limit, self.offline_max_tokens) if self.offline else [],
             scaling=scaling,
             trace=_shown(self.online) if self.online else None,
@@ -91,6 +92,7 @@ class WorkloadOptions:
             model_path=self.model_path,
             filler=read_filler(self.filler) if self.filler else None,
             max_context=self.max_context,
+            trace_notes=scaling.notes(reading.last_s) if reading else [],
             **options,
         )
 

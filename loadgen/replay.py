@@ -52,6 +52,7 @@ class ReplayPlan:
     offline_extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of each offline request's body
     count_generated: bool = False  # a batch's output tokens as they come, not as requests end
     warm_up_s: float = 0.0  # that offline work runs before the window begins
+    trace_notes: Sequence[str] = ()  # what to know of its requests
     mark_offline: bool = False  # offline prompts begin with a line of the run's own, to miss what others left cached
 
     def __post_init__(self) -> None:
@@ -66,9 +67,9 @@ class ReplayPlan:
             raise WorkloadError(f"SLO {relative!r} is relative to the online-only run: give --baseline too")
 
     def departures(self, sent: Sequence[TraceRequest], max_context: int | None, in_token_ids: bool) -> list[str]:
-        """Notes of what is not as the plan has it. ``sent``: its requests, cut to the context; ``in_token_ids``:
-        prompts are ids, which without a model folder are none of a text."""
-        notes = []
+        """The trace's notes, and others of what is not as the plan has it. ``sent``: its requests, cut to the context;
+        ``in_token_ids``: prompts are ids, which without a model folder are none of a text."""
+        notes = [*self.trace_notes]
         num_cut = sum(ours != theirs for ours, theirs in zip(sent, self.requests, strict=True))
         if num_cut:
             notes.append(f"{num_cut} online requests were cut to the context of {max_context} tokens")

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
@@ -10,6 +10,20 @@ from loadgen.errors import WorkloadError
 from loadgen.workload.traces import TraceRequest
 
 REPLICA_BLOCK_IDS = 1 << 40  # above any trace's own block ids
+MOST_SILENCE = 0.1  # of a window, at its end: a trace that has ended for longer is told of
+
+
+@dataclass(slots=True)
+class TraceReading:
+    """A trace, and how far it was read: ``last_s`` is when the last request arrives that was."""
+
+    trace: Iterable[TraceRequest]
+    last_s: float = 0.0
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        for request in self.trace:
+            self.last_s = request.arrival_s
+            yield request
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,16 @@ class Scaling:
         elif self.rate_scale is not None:
             requests = scale_rate(requests, round(len(requests) * self.rate_scale), self.duration_s, rng)
         return [self._scale_lengths(request) for request in requests]
+
+    def notes(self, last_s: float) -> list[str]:
+        """Of a trace that was read up to a request that arrives at ``last_s``: where the window goes on for long when
+        there are no more."""
+        ends_s = (last_s - self.start_s) / self.time_scale
+        if ends_s >= (1 - MOST_SILENCE) * self.duration_s:
+            return []
+        note = f"the trace ends {ends_s:.3g} s into the window of {self.duration_s:g} s, which rates are over"
+        crowded = "" if self.qps is None else f": next to all that --qps {self.qps:g} asks for comes before that"
+        return [note + crowded]
 
     def _scale_lengths(self, request: TraceRequest) -> TraceRequest:
         prompt, output = scale_lengths(request.num_prompt_tokens, request.num_output_tokens, self.length_scale)

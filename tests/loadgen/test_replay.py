@@ -20,6 +20,7 @@ from loadgen.errors import ServerError, WorkloadError
 from loadgen.offline.batch import CANCEL_TIMEOUT_S, OfflineBatch
 from loadgen.offline.bodies import OfflineMaker
 from loadgen.offline.requests import OfflineRequests
+from loadgen.options import WorkloadOptions
 from loadgen.progress import NoProgress
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report.report import Report
@@ -618,6 +619,13 @@ async def test_a_filler_that_is_in_no_prompt_is_told(
     with_model = replace(plan, prompts=[], filler="Friends Romans", model_path=tokenizer_folder)
     assert not any("without --filler's text" in note for note in (await run(with_model, server)).notes)
     assert not any("--filler" in note for note in (await run(replace(plan, prompts=[]), server)).notes)
+
+
+async def test_a_trace_that_is_shorter_than_the_window_is_told_of(server: OpenAIServer, trace_file: Path) -> None:
+    told = ["the trace ends 0.38 s into the window of 0.5 s, which rates are over"]
+    options = WorkloadOptions(online=trace_file)
+    assert (await run(options.plan(0.5, None), server)).notes == told
+    assert (await run(options.plan(0.4, None), server)).notes == []
 
 
 async def test_no_busy_counter_no_harvest_but_a_note(plan: ReplayPlan, server: OpenAIServer) -> None:

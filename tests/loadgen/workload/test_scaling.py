@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import WorkloadError
-from loadgen.workload.scaling import Scaling, cap_context, fit_context
+from loadgen.workload.scaling import Scaling, TraceReading, cap_context, fit_context
 from loadgen.workload.traces import TraceRequest
 
 STEADY = [TraceRequest(index / 10, 100 + index, 10 + index) for index in range(1000)]  # 10 a second for 100 s
@@ -36,6 +36,27 @@ def test_what_comes_after_the_window_is_not_read() -> None:
     endless = (TraceRequest(index / 10, 1, 1) for index in count())
     assert len(Scaling(start_s=10, duration_s=5).apply(endless)) == 50
     assert next(endless).arrival_s == pytest.approx(15.1)
+
+
+@pytest.mark.parametrize(
+    ("start_s", "duration_s", "options", "note"),
+    [
+        (0, 100, {}, None),
+        (0, 50, {}, None),
+        (50, 200, {}, "49.9 s into the window of 200 s, which rates are over"),
+        (50, 50, {"time_scale": 4.0}, "12.5 s into the window of 50 s, which rates are over"),
+        (50, 200, {"qps": 5.0}, "which rates are over: next to all that --qps 5 asks for comes before that"),
+    ],
+)
+def test_a_trace_that_ends_long_before_the_window_is_told_of(
+    start_s: float, duration_s: float, options: dict[str, float], note: str | None
+) -> None:
+    """Five requests a second were asked for, and twenty came."""
+    scaling, reading = Scaling(start_s, duration_s, **options), TraceReading(STEADY)
+    requests = scaling.apply(reading)
+    assert [(note or "") in each for each in scaling.notes(reading.last_s)] == ([] if note is None else [True])
+    if "qps" in options:
+        assert sum(each.arrival_s < 50 for each in requests) > 0.95 * 5 * 200
 
 
 def test_there_is_a_request_at_least_however_low_the_rate() -> None:
