@@ -246,7 +246,7 @@ class Scheduler:
         if self._pool.num_waiting == 0:
             self._rate.rest()
         hopeless: dict[str, str] = {}
-        queue = partial(self._candidates, start_s, hopeless) if policy.role.is_for_prompts else no_queue
+        queue = partial(self._due, start_s, hopeless) if policy.role.is_for_prompts else no_queue
         schedule = self._pipeline.plan(queue, policy, model)
         self._refuse(hopeless)
         plan = self._message(self._pipeline.next_step, schedule)
@@ -258,14 +258,18 @@ class Scheduler:
         self._plan_s_max = max(self._plan_s_max, elapsed_s)
         return plan
 
-    def _candidates(self, now_s: float, hopeless: dict[str, str], view: OfflineView) -> Iterator[Request]:
-        """What may enter now, in order, as far as a message can bring it; requests that the executor can never hold are
+    def _due(self, now_s: float, hopeless: dict[str, str], view: OfflineView) -> Iterator[Request]:
+        """As many as its rate lets in by now: of those that may enter, since who is passed over takes nobody's turn."""
+        return self._rate.open(self._candidates(hopeless, view), now_s)
+
+    def _candidates(self, hopeless: dict[str, str], view: OfflineView) -> Iterator[Request]:
+        """What may enter, in order, as far as a message can bring it; requests that the executor can never hold are
         passed over, so that nobody waits behind them, and noted where no other can. Of suspects, one at a time: what
         breaks then is known to be its doing. What the executor says it holds does not enter."""
         if not self.takes_requests:
             return
         executor_id, has_suspect, num_set_aside, num_bytes = self.info.executor_id, False, 0, 0
-        for request in self._rate.open(self._pool.in_order(replace(view, reader=executor_id)), now_s):
+        for request in self._pool.in_order(replace(view, reader=executor_id)):
             if request.request_id in self._mirror.table:
                 continue
             if self.why_never_held(request):

@@ -69,6 +69,18 @@ def test_what_one_executor_cannot_hold_runs_on_another(order: Sequence[int]) -> 
     assert reasons(run) == {"large": "length"} and run.ran_on["large"] == f"executor-{order.index(64)}"
 
 
+def test_what_one_executor_cannot_hold_takes_nothing_of_its_rate() -> None:
+    """One enters each second, whatever stands before it that is for the larger one."""
+    setup = make_setup("hygen-star", offline_qps=1.0)
+    run = Heard([with_blocks(setup, 16), with_blocks(setup, 64)])
+    large = [offline(f"large-{number}", 300, 1) for number in range(6)]
+    run.system.queue.add([*large, *(offline(f"small-{number}", 40, 1) for number in range(4))])
+    run.play([])
+    ends_s = [progress.end_s for progress in run.told if progress.executor_id == "executor-0" and progress.ended]
+    assert [int(end_s) for end_s in ends_s] == [0, 1, 2, 3]
+    assert {run.ran_on[f"small-{number}"] for number in range(4)} == {"executor-0"}
+
+
 def test_what_no_executor_can_hold_ends_and_others_run() -> None:
     run = Heard([with_blocks(make_setup(), 16)] * 2)
     run.system.queue.add([offline("large", 300, 10), make_offline(0)])
