@@ -2,10 +2,11 @@
 
 import contextlib
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from services.local.commands.server import ApiClient, Json, ServerOptions
 from shared.errors import ApiError
@@ -45,19 +46,18 @@ class Conversation:
     def ask(self, message: str) -> None:
         """Stream the answer. KeyboardInterrupt stops it, keeps what has come, and is passed on. Raises ApiError."""
         self.messages.append({"role": "user", "content": message})
-        pieces: list[str] = []
+        answer = _Answer()
         events = self.client.stream("/v1/chat/completions", {**self.body, "messages": self.messages})
         try:
             with contextlib.closing(events):
                 for event in events:
                     for choice in event.get("choices", ()):
-                        piece = choice.get("delta", {}).get("content") or ""
-                        pieces.append(piece)
-                        sys.stdout.write(piece)
-                        sys.stdout.flush()
+                        answer.take(choice)
         finally:
             print(flush=True)
-            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            self.messages.append({"role": "assistant", "content": answer.text})
+        if note := answer.note(self.body["max_tokens"]):
+            print(note, file=sys.stderr)
 
     def run(self) -> None:
         """Ask for messages until the end of input (Ctrl-D). On a terminal Ctrl-C stops an answer, or empties the line,
@@ -85,6 +85,44 @@ class Conversation:
                     raise
                 del self.messages[-2:]
                 print(f"error: {error}", file=sys.stderr)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One answer as it comes: its text to stdout, and what the model thinks before it to stderr, on a terminal."""
+
+    text: str = ""
+    has_thought: bool = False
+    is_cut: bool = False
+    _console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, markup=False))
+
+    def take(self, choice: Json) -> None:
+        """A chunk's choice."""
+        delta: Json = choice.get("delta") or {}
+        self._think(delta.get("reasoning") or delta.get("reasoning_content") or "")
+        piece = delta.get("content") or ""
+        if piece and self.has_thought and not self.text:
+            self._show("\n\n")
+        self.text += piece
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+        self.is_cut = self.is_cut or choice.get("finish_reason") == "length"
+
+    def note(self, max_tokens: int) -> str:
+        """What the text does not tell."""
+        only_thought = self.has_thought and not self.text
+        if self.is_cut:
+            when = " while the model was thinking" if only_thought else ""
+            return f"(cut at {max_tokens} tokens{when}; --max-tokens allows more)"
+        return "(the model thought, and did not answer)" if only_thought else ""
+
+    def _think(self, piece: str) -> None:
+        self.has_thought = self.has_thought or bool(piece)
+        self._show(piece)
+
+    def _show(self, piece: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(piece, style="dim", end="", soft_wrap=True)
 
 
 def default_model(client: ApiClient) -> str:

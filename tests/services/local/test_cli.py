@@ -99,6 +99,10 @@ class OpenAIHandler(BaseHTTPRequestHandler):
         events: list[dict[str, Any]] = [
             {"choices": [{"delta": {"content": word}}]} for word in ("You said: ", question)
         ]
+        if question.startswith("think"):
+            thoughts = [{"choices": [{"delta": {name: "Hm."}}]} for name in ("reasoning", "reasoning_content")]
+            events = [*thoughts, *(events if question == "think and say" else [])]
+        events += [{"choices": [{"delta": {}, "finish_reason": "length" if "cut" in question else "stop"}]}]
         if question == "fail":
             events.append({"error": {"message": "the executor is gone"}})
         lines = [f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events] + [
@@ -396,6 +400,20 @@ def test_chat_keeps_the_conversation_until_the_end_of_input(server: Server) -> N
         {"role": "assistant", "content": "You said: one"},
         {"role": "user", "content": "two"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("message", "shown", "note"),
+    [
+        ("cut", "You said: cut", "(cut at 512 tokens; --max-tokens allows more)\n"),
+        ("think, cut", "", "(cut at 512 tokens while the model was thinking; --max-tokens allows more)\n"),
+        ("think", "", "(the model thought, and did not answer)\n"),
+        ("think and say", "You said: think and say", ""),
+    ],
+)
+def test_an_answer_that_is_cut_or_missing_is_told_of(server: Server, message: str, shown: str, note: str) -> None:
+    """It looked like a whole one, or like an empty one."""
+    assert slackwater("chat", message, "--url", server.url) == (0, f"{shown}\n", note)
 
 
 def test_an_error_inside_a_stream_is_a_failure(server: Server) -> None:
