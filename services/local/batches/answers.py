@@ -142,13 +142,13 @@ def answer_in(line: Json) -> Answer:
 
 
 def _text_of(choice: Json) -> str:
-    """Of a call of tools, its JSON."""
+    """Where tools are called, the JSON of the calls; with a text beside them, of an object that has both."""
     if "message" not in choice:
         return str(choice.get("text") or "")
-    message: Json = choice["message"]
-    if message.get("content") is None and message.get("tool_calls"):
-        return msgspec.json.encode(message["tool_calls"]).decode()
-    return str(message.get("content") or "")
+    content, calls = choice["message"].get("content"), choice["message"].get("tool_calls")
+    if not calls:
+        return str(content or "")
+    return msgspec.json.encode({"content": content, "tool_calls": calls} if content else calls).decode()
 
 
 def _of_embeddings(body: Json) -> str:

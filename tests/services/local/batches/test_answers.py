@@ -1,0 +1,47 @@
+"""What of a line of an output file is the answer."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.local.batches.answers import answer_in
+from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
+from shared.openai.completions.requests import CHAT
+from shared.openai.tools.calls import ToolUse
+from shared.protocol.sampling import FinishReason
+from shared.text.tool_format import ToolFormat
+from tests.services.gateway.tool_models import CALLS
+
+CALL, OTHER_CALL = CALLS[ToolFormat.HERMES]
+TOOLS = ToolUse(ToolFormat.HERMES, ["get_weather", "get_time"])
+
+
+def line_of(text: str) -> dict[str, Any]:
+    """As this server writes it, of an answer with that text."""
+    choices = [Choice(text, FinishReason.STOP)]
+    body = completion_body(AnswerHead(CHAT, "id", 0, "m"), choices, CompletionUsage.of(1, 1), TOOLS)
+    return {"response": {"body": msgspec.to_builtins(body)}}
+
+
+def names(calls: list[dict[str, Any]]) -> list[str]:
+    return [call["function"]["name"] for call in calls]
+
+
+def test_a_text_is_the_answer() -> None:
+    assert answer_in(line_of("Hello.")).columns() == {"answer": "Hello.", "finish_reason": "stop", "error": None}
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_calls_alone_are_the_answer(content: str | None) -> None:
+    line = line_of(f"{CALL}{OTHER_CALL}")
+    line["response"]["body"]["choices"][0]["message"]["content"] = content  # servers have one or the other
+    answer = answer_in(line)
+    assert names(json.loads(answer.answer or "")) == ["get_weather", "get_time"]
+    assert answer.finish_reason == "tool_calls"
+
+
+def test_calls_and_the_text_beside_them_are_both_in_the_answer() -> None:
+    answer = json.loads(answer_in(line_of(f"I look.\n{CALL}")).answer or "")
+    assert (answer["content"], names(answer["tool_calls"])) == ("I look.", ["get_weather"])
