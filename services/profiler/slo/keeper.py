@@ -65,7 +65,7 @@ class SloKeeper:
 
     def search_because(self, now_s: float, unix_s: float) -> str:
         """Why a search is due; empty where none is. It is looked at once in a while, before the first more often."""
-        if self.is_searching or self.model is None or now_s < self._next_check_s:
+        if self._why_never or self.is_searching or self.model is None or now_s < self._next_check_s:
             return ""
         waits = self.record is None and not self._failure
         settings, workload = self._settings, self.online.workload(unix_s)
@@ -141,6 +141,12 @@ class SloKeeper:
         profiled, slos = (profiled_ms, at_s, why), [slo.expr for slo in self.slos]
         return SloStatus(self.info.profile_key, self._state(), *held_to, *profiled, self._note(unix_s), slos)
 
+    @property
+    def _why_never(self) -> str:
+        """Why no budget would keep an SLO, as it would hold nothing; empty where one may."""
+        strategy = self.info.strategy
+        return "" if strategy.uses_latency_budget else f"preset {strategy.preset} has no latency budget to keep them"
+
     def _is_enough(self, workload: Workload) -> bool:
         settings = self._settings
         return len(workload.requests) >= settings.slo_min_requests and workload.duration_s >= settings.slo_min_s
@@ -164,6 +170,8 @@ class SloKeeper:
         return f"model drift: {changed}" if changed else ""
 
     def _state(self) -> SloState:
+        if self._why_never:
+            return SloState.FAILED
         if self.record is not None:
             return SloState.UNREACHABLE if self.record.value is None else SloState.PROFILED
         if self._failure:
@@ -184,6 +192,8 @@ class SloKeeper:
         return verdicts
 
     def _note(self, unix_s: float) -> str:
+        if self._why_never:
+            return self._why_never
         if self._failure:
             return f"the search failed: {self._failure}"
         if self.record is not None and self.record.value is None:

@@ -271,6 +271,20 @@ def test_a_failed_search_is_said_and_tried_again_at_the_next_look() -> None:
     assert kept.search_because(22.0, BEGIN_S + 22) == ""
 
 
+@pytest.mark.parametrize("strategy", [Strategy.of("hygen-star", offline_qps=1.0), Strategy.of("bros")])
+def test_a_strategy_without_a_latency_budget_is_searched_for_none(strategy: Strategy) -> None:
+    """What a search would find for it, such as an offline rate, is none: it was searched for again and again."""
+    kept = keeper(info=msgspec.structs.replace(executor_info(), strategy=strategy))
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    assert kept.search_because(20.0, BEGIN_S + 20) == ""
+    status = kept.status(20.0, BEGIN_S + 20)
+    assert status.state is SloState.FAILED
+    assert status.note == f"preset {strategy.preset} has no latency budget to keep them"
+    kept.info = executor_info()  # it came back with another one
+    assert kept.search_because(21.0, BEGIN_S + 21) == "first"
+
+
 def test_a_record_of_the_same_slos_in_another_spelling_is_ours() -> None:
     kept = keeper()
     kept.model = model()
