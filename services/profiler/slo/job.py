@@ -21,7 +21,7 @@ from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials, search_slos
-from services.profiler.slo.workload import Workload
+from services.profiler.slo.workload import Workload, executor_facts
 from shared.errors import SlackwaterError
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
@@ -71,7 +71,8 @@ class SloJob(msgspec.Struct, frozen=True):
         search = search_slos(SimulatedTrials(simulated, setup, self.duration_s, NoProgress()), slos)
         lengths = [(each.num_prompt_tokens, each.max_tokens) for each in self.offline]
         facts = workload.facts(self.offline_source, lengths)
-        return search.record(self.info.profile_key, facts, RUNS_ON, self.now_s, self.model_revision, self.why)
+        run = facts, RUNS_ON, self.now_s, self.model_revision, self.why
+        return search.record(self.info.profile_key, *run, executor_facts(self.info))
 
     def _setup(self, model: FittedModel) -> ExecutorSetup:
         """The executor as it is registered, its steps on average as the model has them, and no token that ends an

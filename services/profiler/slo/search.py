@@ -11,7 +11,14 @@ from loadgen.report.metrics import LatencySamples
 from loadgen.report.outcome import PhaseOutcome
 from loadgen.report.report import OfflineReport, OnlineReport
 from loadgen.report.slo import Slo
-from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts
+from shared.protocol.profiling.slo_profile import (
+    ExecutorFacts,
+    Knob,
+    SloProfileRecord,
+    SloVerdict,
+    Trial,
+    WorkloadFacts,
+)
 
 DEFAULT_PRECISION = 0.05
 ONLINE_ONLY = 0.0  # the knob's value that lets no offline work in
@@ -161,11 +168,13 @@ class SloSearch:
         profiled_at_s: float,
         model_revision: int = 0,
         why: str = "",
+        executor: ExecutorFacts | None = None,
     ) -> SloProfileRecord:
         """What was found, or is known so far."""
         found = (self.knob, self.value, self.reachable, self.best, list(self.trials))
-        exprs, run = [slo.expr for slo in self._slos], (workload, runs_on, profiled_at_s, model_revision, why)
-        return SloProfileRecord(profile_key, exprs, *found, *run)
+        exprs = [slo.expr for slo in self._slos]
+        run = (workload, runs_on, profiled_at_s, model_revision, why)
+        return SloProfileRecord(profile_key, exprs, *found, *run, executor=executor or {})
 
     def _require_figures(self, online: OnlineReport) -> None:
         lacking = [slo.expr for slo in self._slos if online.completed and slo.value_ms(online) is None]

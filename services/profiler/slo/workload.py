@@ -16,7 +16,7 @@ from shared.latency.features import BatchFeatures
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.profiling.latency_models import LatencyModelRecord
 from shared.protocol.profiling.online import FinishedOnline, OnlineServed
-from shared.protocol.profiling.slo_profile import WorkloadFacts
+from shared.protocol.profiling.slo_profile import ExecutorFacts, WorkloadFacts
 
 RECORDED = "recorded"
 SPAN_S = 600.0
@@ -24,6 +24,8 @@ CAPACITY = 5000  # requests of a workload: a search runs it a dozen times
 MOST_KEPT = 10 * CAPACITY  # that have ended, since a workload ends before the oldest request that is still open
 LONGEST_OPEN_S = 60.0  # a request that is open for longer does not hold the end of the recording back
 MODEL_TOLERANCE = 0.05  # share by which models may differ on typical batches
+KV_TOLERANCE = 0.1  # and KV caches, which are as large as the memory that is free when an engine is loaded
+KV_TOKENS = "kv_tokens"
 DECODES = (1, 4, 16, 64)  # of those batches
 
 
@@ -75,6 +77,32 @@ def model_drift(
     if abs(new_ms - old_ms) <= MODEL_TOLERANCE * max(new_ms, old_ms):
         return ""
     return f"a batch is predicted at {new_ms:.4g} ms instead of {old_ms:.4g} ms"
+
+
+def executor_facts(info: ExecutorInfo) -> ExecutorFacts:
+    """What a budget depends on beside the model and the workload: the strategy, as far as it is not the preset's, and
+    the limits."""
+    strategy, spec = info.strategy, info.spec
+    limits = {"max_num_batched_tokens": info.max_num_batched_tokens, "max_num_seqs": info.max_num_seqs}
+    sizes = {"max_model_len": spec.max_model_len, "block_size": spec.block_size, KV_TOKENS: info.num_kv_tokens}
+    return {"preset": strategy.preset} | strategy.changes() | limits | sizes
+
+
+def executor_drift(now: ExecutorFacts, then: ExecutorFacts) -> str:
+    """What of the executor is another; empty where nothing is, or what it was is not known."""
+
+    def is_same(name: str) -> bool:
+        new, old = now.get(name), then.get(name)
+        if name == KV_TOKENS and isinstance(new, int) and isinstance(old, int):
+            return abs(new - old) <= KV_TOLERANCE * max(new, old)
+        return new == old
+
+    changed = [name for name in now | then if not is_same(name)] if then else []
+    return ", ".join(f"{name} {_given(now, name)} instead of {_given(then, name)}" for name in changed)
+
+
+def _given(facts: ExecutorFacts, name: str) -> str:
+    return str(facts.get(name, "the preset's"))
 
 
 def typical_batches(workload: WorkloadFacts, info: ExecutorInfo) -> Iterator[BatchFeatures]:

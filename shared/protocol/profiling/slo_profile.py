@@ -8,6 +8,8 @@ import msgspec
 
 DIGEST_BYTES = 6
 
+ExecutorFacts = dict[str, str | int | float]
+
 
 class Knob(enum.StrEnum):
     """What a search turns: HyGen's latency budget of a step, or the offline rate of its baseline HyGen*."""
@@ -73,6 +75,7 @@ class SloProfileRecord(msgspec.Struct, frozen=True):
     profiled_at_s: float
     model_revision: int = 0  # of the latency model that the runs were made with; 0 where it is no published one
     why: str = ""  # it was done: "first", "workload drift", "model drift", "asked"
+    executor: ExecutorFacts = {}  # what scheduled it, and within which limits; empty: not known
 
 
 def slo_profile_key(profile_key: str, slos: Iterable[str], knob: Knob) -> str:

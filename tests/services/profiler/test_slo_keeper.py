@@ -271,6 +271,36 @@ def test_a_failed_search_is_said_and_tried_again_at_the_next_look() -> None:
     assert kept.search_because(22.0, BEGIN_S + 22) == ""
 
 
+def test_a_profile_of_another_strategy_or_other_limits_is_searched_for_again() -> None:
+    """After a restart its budget is used at once; it stayed for good, as long as workload and model did."""
+    kept = keeper()
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    record, why = found(kept, 20.0), {}
+    for name, info in {
+        "same": executor_info(num_blocks=1900),  # by the memory that was free
+        "preset": executor_info(strategy=Strategy.of("blendserve")),
+        "knob": executor_info(strategy=Strategy.of(offline_order="fcfs")),
+        "blocks": executor_info(num_blocks=500),
+    }.items():
+        again = keeper(info=info)
+        again.model = model()
+        serve(again, 0.0, 20.0, rate=5)
+        again.on_found(rename(record, again.slos), 20.0)
+        assert again.budget().latency_budget_ms == kept.budget().latency_budget_ms
+        why[name] = again.search_because(81.0, BEGIN_S + 20), again.search_because(142.0, BEGIN_S + 20)
+    assert why.pop("same") == ("", "")
+    assert {name: each[0] for name, each in why.items()} == {
+        "preset": "another executor: preset blendserve instead of hygen",
+        "knob": "another executor: offline_order fcfs instead of the preset's",
+        "blocks": "another executor: kv_tokens 8000 instead of 32000",
+    }
+    old = msgspec.structs.replace(record, executor={})  # of a version that did not note it
+    kept.on_found(old, 20.0)
+    kept.info = executor_info(num_blocks=500)
+    assert kept.search_because(81.0, BEGIN_S + 20) == ""
+
+
 @pytest.mark.parametrize("strategy", [Strategy.of("hygen-star", offline_qps=1.0), Strategy.of("bros")])
 def test_a_strategy_without_a_latency_budget_is_searched_for_none(strategy: Strategy) -> None:
     """What a search would find for it, such as an offline rate, is none: it was searched for again and again."""

@@ -17,7 +17,7 @@ from services.profiler.slo.cli import SearchOptions, trial_progress_on
 from services.profiler.slo.keeper import LIVE
 from services.profiler.slo.live import LiveTrials, search_live
 from services.profiler.slo.search import SloSearch
-from services.profiler.slo.workload import workload_facts
+from services.profiler.slo.workload import executor_facts, workload_facts
 from shared.bus import Bus
 from shared.client_key import client_key
 from shared.errors import NoResponderError, NotFoundOnBusError, StackError
@@ -107,7 +107,8 @@ async def _record(
     revision = 0  # where none is published yet
     with contextlib.suppress(NotFoundOnBusError):
         revision = (await models.get(info.profile_key)).revision
-    record = search.record(info.profile_key, facts, LIVE, time.time(), revision, why="asked")
+    run = facts, LIVE, time.time(), revision, "asked"
+    record = search.record(info.profile_key, *run, executor_facts(info))
     if is_whole:
         profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
         await profiles.put(slo_profile_key(info.profile_key, record.slos, record.knob), record)
