@@ -52,6 +52,10 @@ def _observe_executors(registry: CollectorRegistry, context: Context) -> None:
     def of_each(series: Series, read: Callable[[LiveExecutor], float]) -> None:
         series.observe(registry, lambda: [(read(each), _id_of(each)) for each in _live(models)])
 
+    tables.MODEL_EXECUTORS.observe(
+        registry,
+        lambda: [(len(model.registry.available()), {"model_name": model.served.name}) for model in models],
+    )
     tables.EXECUTOR_LOAD.observe(
         registry,
         lambda: [

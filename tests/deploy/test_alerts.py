@@ -101,9 +101,11 @@ def test_an_slo_is_broken_only_while_it_is_measured() -> None:
     assert now == "max by (profile_key, slo) (slackwater_slo_kept) >= 0"
 
 
-def test_a_gateway_that_is_down_does_not_mean_that_executors_are() -> None:
+def test_a_model_without_executors_is_told_whatever_the_others_have() -> None:
+    """A gateway that is down tells of none, and does not mean that executors are."""
     (rule,) = (rule for rule in rules if rule["alert"] == "SlackwaterNoExecutor")
-    assert rule["expr"].endswith('and on () (max(up{job="slackwater-gateway"}) == 1)')
+    assert rule["expr"] == "max by (model_name) (slackwater_model_executors) == 0"
+    assert "{{ $labels.model_name }}" in rule["annotations"]["summary"]
 
 
 def test_what_to_do_about_each_is_written_down() -> None:

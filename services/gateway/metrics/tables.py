@@ -35,6 +35,9 @@ BUS_ROUND_TRIP = own(
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
 
+MODEL_EXECUTORS = own(
+    "model.executors", GAUGE, "executors that take requests of the model, which clients call so", labels=("model_name",)
+)
 EXECUTOR_LOAD = own(
     "executor.load", GAUGE, "predicted until a short request that is sent there now has its answer", "s", OF_EXECUTOR
 )
@@ -63,7 +66,7 @@ SLOWDOWN = own(
     "what online tokens took in the last minute over what they take without offline work",
     labels=OF_EXECUTOR,
 )
-EXECUTORS = (EXECUTOR_LOAD, *HEARTBEAT.values(), NUM_BLOCKS, BLOCKS, DRAINING, EXECUTOR_BUDGET, SLOWDOWN)
+EXECUTORS = (MODEL_EXECUTORS, EXECUTOR_LOAD, *HEARTBEAT.values(), NUM_BLOCKS, BLOCKS, DRAINING, EXECUTOR_BUDGET, SLOWDOWN)
 
 COUNTED = {
     "steps": "steps of the engine",

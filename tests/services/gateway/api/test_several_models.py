@@ -51,6 +51,19 @@ def test_what_cannot_be_served_is_named_and_the_others_are_served(rig: GatewayRi
     assert refused.status_code == 503 and "no executor of c is alive" in refused.json()["error"]["message"]
 
 
+def test_metrics_tell_how_many_executors_take_requests_of_each(rig: GatewayRig) -> None:
+    name = "slackwater_model_executors"
+    assert {model: rig.metric(name, model_name=model) for model in (MODEL, "bee", "c")} == {MODEL: 1, "bee": 1, "c": 0}
+    assert 'slackwater_model_executors{model_name="c"} 0.0' in rig.http.get("/metrics").text
+    rig.http.post("/executors/executor-b/drain").raise_for_status()
+    try:
+        wait_until(lambda: rig.metric(name, model_name="bee") == 0, rig.logs)
+        assert rig.metric(name) == 1
+    finally:
+        rig.http.post("/executors/executor-b/undrain").raise_for_status()
+    wait_until(lambda: rig.metric(name, model_name="bee") == 1, rig.logs)
+
+
 def test_each_model_has_its_own_context(rig: GatewayRig) -> None:
     sizes = {model["id"]: model["max_model_len"] for model in rig.http.get("/v1/models").json()["data"]}
     assert list(sizes) == [MODEL, "bee", "b", "c"] and sizes["b"] == sizes["bee"] == 64 < sizes[MODEL]
