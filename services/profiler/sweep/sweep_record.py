@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import ConfigError
+from shared.latency.architectures import Architecture
 from shared.protocol.codec import decode_record, encode_record
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.profiling.measurements import MeasuredShape
@@ -35,6 +36,7 @@ class SweepRecord(msgspec.Struct, frozen=True):
     max_model_len: int
     measured_at_s: float
     measurements: list[MeasuredShape]
+    architecture: Architecture | None = None  # None: of no dense decoder, or of a version that did not note it
 
     @classmethod
     def of(cls, info: ExecutorInfo, measurements: list[MeasuredShape], measured_at_s: float) -> SweepRecord:
@@ -43,15 +45,18 @@ class SweepRecord(msgspec.Struct, frozen=True):
         sizes = info.largest_sizes
         limits = (sizes.max_num_batched_tokens, sizes.max_num_seqs, spec.max_model_len)
         ids = (info.profile_key, spec.model, spec.engine, spec.device)
-        return cls(VERSION, *ids, *limits, measured_at_s, measurements)
+        return cls(VERSION, *ids, *limits, measured_at_s, measurements, spec.architecture)
 
     def covers(self, info: ExecutorInfo) -> bool:
-        """False where the executor may run larger batches than were measured."""
-        sizes = info.largest_sizes
+        """False where the executor may run larger batches than were measured, and where it has another model under the
+        same key: as a rule a model's name is that of its folder."""
+        sizes, spec = info.largest_sizes, info.spec
+        is_same = self.model == spec.model and (self.architecture is None or self.architecture == spec.architecture)
         return (
-            sizes.max_num_batched_tokens <= self.max_num_batched_tokens
+            is_same
+            and sizes.max_num_batched_tokens <= self.max_num_batched_tokens
             and sizes.max_num_seqs <= self.max_num_seqs
-            and info.spec.max_model_len <= self.max_model_len
+            and spec.max_model_len <= self.max_model_len
         )
 
     def is_sound(self) -> bool:

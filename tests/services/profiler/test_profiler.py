@@ -19,6 +19,7 @@ from services.profiler.sweep.sweep_record import SweepFiles, SweepRecord
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
+from shared.latency.architectures import architecture_named
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
@@ -124,6 +125,22 @@ async def test_refresh_and_larger_limits_measure_again(bus: Bus, tmp_path: Path,
         async with running(service):
             await until(lambda: is_done(service))
         assert max(num_tokens(shape) for shape in larger.asked) == 128
+
+
+@pytest.mark.parametrize("other", [{"architecture": architecture_named("opt-30b")}, {"model": "modèle"}])
+async def test_another_model_under_the_same_key_is_measured(
+    bus: Bus, tmp_path: Path, predictor: Predictor, other: dict[str, object]
+) -> None:
+    """A model's name is that of its folder, of which two may be called the same; and a key has not all characters that
+    a name may have. The sweep of the first was taken for one of the second at each start."""
+    info = executor_info(**SMALL, architecture=architecture_named("opt-13b"))
+    for model_info in (info, replace(info, spec=replace(info.spec, **other))):
+        async with MeasuringExecutor(bus, model_info) as executor:
+            for is_first in (True, False):
+                before, service = len(executor.asked), profiler(bus, tmp_path)
+                async with running(service):
+                    await until(lambda: is_done(service))  # noqa: B023
+                assert (len(executor.asked) > before) is is_first
 
 
 async def test_a_corrupt_cache_file_is_reported_and_replaced(
