@@ -15,12 +15,18 @@ from services.gateway.metrics_reference import all_series, vllm_series
 FOLDER = Path(__file__).parents[2] / "deploy/prometheus"
 NAMES = re.compile(r"\b((?:slackwater_|vllm:)\w+|up)\b(?=[\s{\[)]|$)(\{[^}]*\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"")
-OF_PROMETHEUS = {"job", "instance"}
+OF_PROMETHEUS = {"job", "instance", "namespace"}  # the last where its operator has found the target
 DOCS = FOLDER.parents[1] / "docs"
 # Reasons of refusals for which a client's key, its own quotas or what it sends is to blame.
 OWN_LIMITS = {
     *("key", "key_expired", "permission", "host", "origin", "rate_limit_requests", "rate_limit_tokens"),
     *("tokens_per_day", "tokens_per_month", "stored_bytes", "open_batches", "queued_tokens"),
+}
+
+# Whichever stack it is of: one that is not well is enough, and the largest of all is above the bound.
+ONE_IS_ENOUGH = {
+    *("SlackwaterGatewayDown", "SlackwaterServiceUnwell", "SlackwaterRestarts", "SlackwaterRefuses"),
+    *("SlackwaterBatchFailed", "SlackwaterBusAway", "SlackwaterBusSlow", "SlackwaterHandoverSlow"),
 }
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")
@@ -98,14 +104,22 @@ def test_an_slo_is_broken_only_while_it_is_measured() -> None:
     (rule,) = (rule for rule in rules if rule["alert"] == "SlackwaterSloBroken")
     over_time, now = rule["expr"].split(" and ")
     assert "avg_over_time(slackwater_slo_kept[10m])" in over_time and over_time.endswith("< 0.9")
-    assert now == "max by (profile_key, slo) (slackwater_slo_kept) >= 0"
+    assert now == "max by (namespace, profile_key, slo) (slackwater_slo_kept) >= 0"
 
 
 def test_a_model_without_executors_is_told_whatever_the_others_have() -> None:
     """A gateway that is down tells of none, and does not mean that executors are."""
     (rule,) = (rule for rule in rules if rule["alert"] == "SlackwaterNoExecutor")
-    assert rule["expr"] == "max by (model_name) (slackwater_model_executors) == 0"
+    assert rule["expr"] == "max by (namespace, model_name) (slackwater_model_executors) == 0"
     assert "{{ $labels.model_name }}" in rule["annotations"]["summary"]
+
+
+def test_a_stack_that_is_well_hides_no_other_of_the_cluster() -> None:
+    """What is the largest or the sum of all gateways is that of one namespace's."""
+    for rule in rules:
+        joined = re.findall(r"\b(?:max|sum)(?: by \(([^)]*)\))? \(", rule["expr"].replace("max(", "max ("))
+        is_of_all = {"namespace" in labels.split(", ") for labels in joined} - {True}
+        assert not is_of_all or rule["alert"] in ONE_IS_ENOUGH, rule["alert"]
 
 
 def test_what_to_do_about_each_is_written_down() -> None:

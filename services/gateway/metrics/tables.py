@@ -66,7 +66,10 @@ SLOWDOWN = own(
     "what online tokens took in the last minute over what they take without offline work",
     labels=OF_EXECUTOR,
 )
-EXECUTORS = (MODEL_EXECUTORS, EXECUTOR_LOAD, *HEARTBEAT.values(), NUM_BLOCKS, BLOCKS, DRAINING, EXECUTOR_BUDGET, SLOWDOWN)
+EXECUTORS = (
+    *(MODEL_EXECUTORS, EXECUTOR_LOAD, *HEARTBEAT.values()),
+    *(NUM_BLOCKS, BLOCKS, DRAINING, EXECUTOR_BUDGET, SLOWDOWN),
+)
 
 COUNTED = {
     "steps": "steps of the engine",
