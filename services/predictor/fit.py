@@ -30,6 +30,7 @@ HOLD_OUT_EVERY = 5
 BETTER_MAPE = 0.005
 SURE_SIGMAS = 2.0
 MAX_BIAS = 0.03  # of a published model's total over recent samples; their noise alone makes about 1%
+ENOUGH_RECENT = 24  # samples that tell how the machine is now; fewer tell it as far as they are of these
 CALIBRATION_LIMITS = (0.5, 2.0)  # of a sample's predicted time; beyond it is not drift: something else is wrong
 DIFFERENT_PREDICTION = 0.05
 DIFFERENT_QUANTILE = 0.9
@@ -138,11 +139,13 @@ def calibrated(fitted: Fit, recent: Sequence[Observation]) -> Fit:
 
 
 def bias(model: FittedModel, recent: Sequence[Observation]) -> float:
-    """Measured over predicted time, in total; 1 where there is nothing to compare. No sample counts for more than
-    CALIBRATION_LIMITS: one that met a stall would make all others seem as much longer."""
+    """Measured over predicted time, in total; 1 where there is nothing to compare, and the nearer to that the fewer
+    samples there are below ENOUGH_RECENT. No sample counts for more than CALIBRATION_LIMITS: one that met a stall would
+    make all others seem as much longer."""
     predicted_ms, (low, high) = _predictions(model, recent), CALIBRATION_LIMITS
     measured_ms = np.clip(_latencies_ms(recent), low * predicted_ms, high * predicted_ms)
-    return float(measured_ms.sum() / predicted_ms.sum()) if predicted_ms.any() else 1.0
+    ratio = float(measured_ms.sum() / predicted_ms.sum()) if predicted_ms.any() else 1.0
+    return 1.0 + (ratio - 1.0) * min(1.0, len(recent) / ENOUGH_RECENT)
 
 
 def total_ms(model: FittedModel, observations: Sequence[Observation]) -> float:

@@ -199,6 +199,21 @@ def test_calibration_has_limits_and_needs_samples() -> None:
     assert bias(calibrated(fitted, stalled).model, observations) == pytest.approx(0.5, abs=0.01)
 
 
+def test_the_first_steps_after_a_start_move_the_model_by_what_they_tell() -> None:
+    """One that was 1.8 times as long as predicted, the first after a sweep, had all others predicted so too."""
+    rng = random.Random(11)
+    swept = timed(varied_shapes(rng, 400), rng, 0.02)
+    published = fit(swept)
+    shape = make_shape(contexts=(300,) * 8)
+    usual_ms = published.model.predict_ms(shape)
+    recent = [Observation(shape, 1.8 * usual_ms)]
+    followed = after(published, [*swept, *recent], recent)
+    assert followed is not None and followed.model.predict_ms(shape) == pytest.approx(usual_ms, rel=0.04)
+    now = [Observation(shape, 1.8 * usual_ms)] * 24
+    followed = after(published, [*swept, *now], now)
+    assert followed is not None and followed.model.predict_ms(shape) == pytest.approx(1.8 * usual_ms, rel=0.02)
+
+
 def test_a_step_that_stalls_leaves_the_model_as_it_is() -> None:
     """One of a hundred times its length had the other 127 predicted at 1.7 times theirs."""
     rng = random.Random(11)
