@@ -81,8 +81,11 @@ class BatchBuilder:
     def fits_whole(self, request: Request, reserve_blocks: int = 0) -> bool:
         """All known tokens of a waiting or paused request fit the free blocks, ``reserve_blocks`` of them left: one
         that cannot be completed would only hold blocks that others need."""
-        num_blocks = self._num_new_blocks(request, request.num_tokens - self.num_computed(request))
-        return num_blocks + reserve_blocks <= self.num_blocks_left
+        return self.num_whole_blocks(request) + reserve_blocks <= self.num_blocks_left
+
+    def num_whole_blocks(self, request: Request) -> int:
+        """Free blocks that all its known tokens take."""
+        return self._num_new_blocks(request, request.num_tokens - self.num_computed(request))
 
     def try_decode(self, request: Request, bounded: bool) -> bool:
         """HyGen Alg. 1 lines 7-11: T(batch with r) - T(batch) against what is left of the budget."""

@@ -18,6 +18,7 @@ from shared.scheduling.schedule import Schedule
 BASE_BATCH_SIZE = 128  # B_base of BROS section 4.2
 NEWEST_STEP_WEIGHT = 0.1  # in the moving average of step times
 PROBE_STEPS = 256  # without an offline request, after which one runs whatever the budget
+TURN_STEPS, TURNS = 2048, 4  # of so many turns the last is for who waits for more blocks than others behind it
 
 _kind = attrgetter("kind")
 
@@ -33,13 +34,18 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
     credit: Credit = Credit()  # of offline work, where online requests are held to a tolerance
     most_idle_ms: Duration = math.inf  # of a step without online requests: those before it were interrupted
     num_interrupted: Count = 0  # steps in a row
-    seed: Count = 0  # of what is drawn for a step
+    seed: Count = 0  # of what is drawn for a step: the steps so far
     evictions: Evictions = Evictions()
 
     @property
     def probes(self) -> bool:
         """It is time to let an offline request in, if any is there."""
         return self.num_online_only >= PROBE_STEPS
+
+    @property
+    def holds_line(self) -> bool:
+        """Nobody passes an offline request that waits for blocks of online ones."""
+        return self.seed // TURN_STEPS % TURNS == TURNS - 1
 
     def at(self, now_ms: float) -> Pace:
         """The same, at another time."""

@@ -21,6 +21,8 @@ from shared.scheduling.request import OFFLINE, ONLINE, Request
 from shared.scheduling.schedule import LATEST, Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
+MAX_PASSED = 16  # requests of a step, since each is looked up in the cache
+
 
 @dataclass(frozen=True, slots=True)
 class StepState:
@@ -67,6 +69,39 @@ class StepState:
             self.table.running(ONLINE).values(),
             self.table.running(OFFLINE).values(),
         )
+
+
+class Passing:
+    """Who of those that wait is passed by the ones behind it: who would lack blocks though no offline request ran. It
+    waits for online ones to end, which may be for as long as there are any, and all offline work would wait with it.
+    Nobody passes who gets its blocks from offline requests that end: it would wait for as long as smaller ones come.
+    Lest who is passed does as well, where online requests leave it its blocks now and then, there are turns in which
+    it is not (``Pace.holds_line``)."""
+
+    def __init__(self, builder: BatchBuilder, state: StepState) -> None:
+        """``builder``: with the online part alone, for which no offline request has lost its KV where any enters."""
+        self._builder = builder
+        self._table = state.table
+        self._num_left = builder.num_blocks_left - (state.num_reserved_blocks if state.table.holds_online else 0)
+        self._num_offline: int | None = None  # blocks, once somebody lacks any
+        self._most_passed = 0 if state.pace.holds_line else MAX_PASSED
+
+    def others(self, waiting: Iterable[Request]) -> Iterator[Request]:
+        """All but those, of whom a step passes ``MAX_PASSED``. Read lazily."""
+        num_passed = 0
+        for request in waiting:
+            if num_passed < self._most_passed and self._waits_for_online(request):
+                num_passed += 1
+            else:
+                yield request
+
+    def _waits_for_online(self, request: Request) -> bool:
+        num_blocks = self._builder.num_whole_blocks(request)
+        if num_blocks <= self._num_left:
+            return False
+        if self._num_offline is None:
+            self._num_offline = self._table.num_blocks(OFFLINE)
+        return num_blocks > self._num_left + self._num_offline
 
 
 class Packing(Protocol):

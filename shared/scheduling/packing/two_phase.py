@@ -14,7 +14,7 @@ from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.giving_way import give_back_offline_blocks
 from shared.scheduling.packing.online_limit import OnlineLimit
-from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.packing import Passing, StepState
 from shared.scheduling.packing.victims import Victims, schedulable
 from shared.scheduling.request import OFFLINE, ONLINE, Kind, Request, split_decodes
 from shared.scheduling.schedule import LATEST, Schedule, ScheduledRequest
@@ -215,6 +215,7 @@ class OfflinePhase:
         self._paused = [request for request in held if request.is_paused]
         self.running = [request for request in held if not request.is_paused]
         self.victims = Victims(builder, self.running)
+        self._passing = Passing(builder, state)
 
     def make(self, scope: OfflineScope = OfflineScope()) -> list[str]:
         """Returns what it preempted so that started work can go on where blocks, not time, are short."""
@@ -255,7 +256,7 @@ class OfflinePhase:
             return
         if state.leaves_online_waiting(builder):
             return
-        for request in self._waiting():
+        for request in self._passing.others(self._waiting()):
             num_left = reserve + state.num_blocks_to_leave(builder)
             if not builder.fits_whole(request, num_left) or not (request.is_paused or self.may_begin(request)):
                 break

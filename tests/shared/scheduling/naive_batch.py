@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.latency.features import BatchFeatures
-from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.pace import TURN_STEPS, TURNS
+from shared.scheduling.packing.packing import MAX_PASSED, StepState
 from shared.scheduling.request import OFFLINE, Request
 from shared.scheduling.schedule import ScheduledRequest
 
@@ -97,6 +98,17 @@ class NaiveBatch:
         table = self.state.table
         others = any(not request.is_paused for request in table.running(OFFLINE).values())
         return self.state.num_reserved_blocks if self.chosen or others or table.holds_online else 0
+
+    def waiting_not_for_online(self, waiting: list[Request]) -> list[Request]:
+        """Without those, up to so many, that would not fit if offline requests held nothing, and what they take now
+        were free. To be asked before any is in the batch."""
+        table, passed = self.state.table, list[Request]()
+        num_blocks = self.num_left + table.num_blocks(OFFLINE)
+        num_blocks -= self.state.num_reserved_blocks if table.holds_online else 0
+        for request in waiting if self.state.pace.seed // TURN_STEPS % TURNS < TURNS - 1 else []:
+            if len(passed) < MAX_PASSED and self.num_new(request, self.num_remaining(request)) > num_blocks:
+                passed.append(request)
+        return [each for each in waiting if each not in passed]
 
     @property
     def entries(self) -> list[ScheduledRequest]:

@@ -81,6 +81,7 @@ class NaiveDeadline:
     def add_offline(self, batch: NaiveBatch) -> None:
         online = [request for request, _ in batch.chosen]
         running, waiting = offline_work(self.state, self.queue, self.plan, batch.lost)
+        waiting = batch.waiting_not_for_online(waiting)
         for request in sorted(running, key=lambda each: not each.is_decode):
             if request in batch.lost or (request.is_decode and batch.add(request)):
                 continue

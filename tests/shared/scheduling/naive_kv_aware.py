@@ -73,8 +73,10 @@ class NaiveChanges:
         self.num_before = len(batch.chosen)
         held = [each for each in state.table.running(OFFLINE).values() if not each.is_in_flight]
         self.running = [each for each in held if not each.is_paused]
-        first = [each for each in held if each.is_paused] + list(state.table.waiting(OFFLINE).values()) + self.queue[:1]
-        others = sorted(self.queue[1:MAX_ENTRANTS], key=lambda each: 1.0 - batch.num_computed(each) / each.num_tokens)
+        first = [each for each in held if each.is_paused] + list(state.table.waiting(OFFLINE).values())
+        first, queue = map(batch.waiting_not_for_online, (first, self.queue))
+        first += queue[:1]
+        others = sorted(queue[1:MAX_ENTRANTS], key=lambda each: 1.0 - batch.num_computed(each) / each.num_tokens)
         self.entrants, self.num_firm = first + others, len(first)  # the first ones nobody passes that lacks blocks
         if not all(batch.has(each) for each in state.table.waiting(ONLINE).values()):
             self.entrants = []

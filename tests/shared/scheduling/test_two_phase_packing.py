@@ -10,7 +10,8 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.limits import Limits
-from shared.scheduling.packing.pace import PROBE_STEPS, Pace
+from shared.scheduling.packing.pace import PROBE_STEPS, TURN_STEPS, Pace
+from shared.scheduling.packing.packing import MAX_PASSED
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
@@ -351,7 +352,8 @@ def test_beside_online_work_a_budget_that_lets_nothing_in_is_probed(offline: Req
 def test_who_enters_leaves_a_block_for_each_that_runs(
     running: list[tuple[int, bool]], prompts: list[int], free: int, num_reserved: int
 ) -> None:
-    """One after another, as long as the free blocks have all of it and those besides; what is paused needs none."""
+    """One after another, as long as the free blocks have all of it and those besides; what is paused needs none. Who
+    would not have them without any offline request either is passed."""
     held = [make_decode(kind=Kind.OFFLINE, context=context) for context, _ in running]
     for request, (_, is_paused) in zip(held, running, strict=True):
         request.num_kept_blocks = request.num_blocks if is_paused else None
@@ -362,9 +364,11 @@ def test_who_enters_leaves_a_block_for_each_that_runs(
     limits, online = Limits(16, 4000, 10_000, 64), make_decode("on", context=100)
     state = step_state(make_table(online, *held), limits, num_free_blocks=free)
     schedule = TWO_PHASE.schedule(dataclasses.replace(state, num_reserved_blocks=num_reserved), queue_of(queue))
-    expected = []
+    expected, of_all = [], free + sum(each.num_freed_blocks for each in held) - num_reserved
     for request in [each for each in held if each.is_paused] + queue:
         needed = request.num_new_blocks(request.num_remaining_tokens, 16)
+        if needed > of_all:  # waits for online requests
+            continue
         if needed + to_leave > left:
             break
         expected.append(request.request_id)
@@ -393,6 +397,35 @@ def test_what_a_plan_takes_kv_from_does_not_run(
     without = fit(entries, table, free + sum(request.num_blocks for request in lost))
     assert schedule.entries == without.entries
     assert [each for each in schedule.preempted if each not in _ids(lost)] == without.preempted
+
+
+@pytest.mark.parametrize("packing", ["two-phase", "mix-decoding", "kv-aware", "deadline"])
+def test_who_waits_for_blocks_of_online_requests_is_passed_but_in_its_turn(packing: str) -> None:
+    """30 blocks are free, and 7 are of an offline request that will end. Nobody passes whom 37 are enough for."""
+    running = make_decode("running", Kind.OFFLINE, context=100)
+    small = make_request("small", Kind.OFFLINE, prompt=32)
+    turns = [(0, 37, False), (0, 38, True), (3 * TURN_STEPS - 1, 38, True), (3 * TURN_STEPS, 38, False)]
+    turns += [(4 * TURN_STEPS - 1, 38, False), (4 * TURN_STEPS, 38, True)]
+    for has_lost_kv in (False, True):
+        for seed, num_blocks, is_passed in turns:
+            large = make_request("large", Kind.OFFLINE, prompt=16 * num_blocks)
+            table, queue = make_table(make_decode("on", context=100), running), [large, small]
+            if has_lost_kv:
+                table.add(queue.pop(0))
+            state = step_state(table, num_free_blocks=30, pace=Pace(seed=seed))
+            entered = {"on": 1, "running": 1} | ({"small": 32} if is_passed else {})
+            assert tokens(packing_named(packing).schedule(state, queue_of(queue))) == entered
+            large.num_tokens -= 16
+            reserved = dataclasses.replace(state, num_reserved_blocks=1)
+            assert tokens(packing_named(packing).schedule(reserved, queue_of(queue))) == entered
+
+
+def test_of_those_that_are_passed_a_step_looks_at_a_bounded_number() -> None:
+    small = make_request("small", Kind.OFFLINE, prompt=32)
+    for num_large, entered in ((MAX_PASSED, {"on": 1, "small": 32}), (MAX_PASSED + 1, {"on": 1})):
+        large = [make_request(kind=Kind.OFFLINE, prompt=600) for _ in range(num_large)]
+        state = step_state(make_table(make_decode("on", context=100)), num_free_blocks=30)
+        assert tokens(TWO_PHASE.schedule(state, queue_of([*large, small]))) == entered
 
 
 def _ids(requests: list[Request]) -> list[str]:

@@ -7,7 +7,7 @@ from functools import partial
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.deadlines.deadline_queue import DeadlineQueue, Timed
 from shared.scheduling.packing.giving_way import give_back_offline_blocks
-from shared.scheduling.packing.packing import OfflineWork, OneWayPacking, StepState
+from shared.scheduling.packing.packing import OfflineWork, OneWayPacking, Passing, StepState
 from shared.scheduling.packing.victims import Victims
 from shared.scheduling.request import Request
 from shared.scheduling.schedule import Schedule
@@ -113,6 +113,7 @@ class _OfflinePart:
 
     def pack(self, offline: OfflineWork, preempted: Sequence[str]) -> None:
         """Until one neither fits nor may replace an online request."""
+        passing = Passing(self._builder, self._state)
         running = [request for request in offline.running if request.request_id not in preempted]
         self._victims = Victims(self._builder, running)
         for request in sorted(running, key=lambda request: not request.is_decode):
@@ -125,7 +126,7 @@ class _OfflinePart:
         if preempted or self.lost:  # what has just lost its KV would only take it from others
             return
         reserve = len(running)  # a block each, so that those running can grow
-        for request in offline.waiting(self._state, self._builder):
+        for request in passing.others(offline.waiting(self._state, self._builder)):
             num_left = reserve + self._state.num_blocks_to_leave(self._builder)
             if not self._builder.fits_whole(request, num_left) or not self._enter(offline, request):
                 return

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.kv_aware.worth import Worth
-from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.packing import Passing, StepState
 from shared.scheduling.request import OFFLINE, Request
 
 MAX_ENTRANTS = 8  # requests of the pool that a step looks at
@@ -19,8 +19,8 @@ class OfflineLine:
     """First who is paused or has lost its KV, then the pool. Of that the first comes first, which is the order's word
     on whose turn it is; the others that a step looks at come by how much of them the cache has, which costs no time.
 
-    Who is not worth its blocks is passed over. Where one that is held or the pool's first lacks blocks, nobody enters
-    behind it, so that blocks come free for it.
+    Who is not worth its blocks is passed over, and who waits for those of online requests (``Passing``). Where another
+    that is held or the pool's first lacks blocks, nobody enters behind it, so that blocks come free for it.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class OfflineLine:
         self._worth = worth
         self._state = state
         self._reserve_blocks = reserve_blocks
-        self._line = _in_line(builder, state, paused, offline_queue)
+        self._line = _in_line(builder, state, paused, offline_queue, Passing(builder, state))
         self._next: _Next | None = None
         self._is_closed = False
 
@@ -80,16 +80,20 @@ class OfflineLine:
 
 
 def _in_line(
-    builder: BatchBuilder, state: StepState, paused: Sequence[Request], offline_queue: OfflineQueue
+    builder: BatchBuilder,
+    state: StepState,
+    paused: Sequence[Request],
+    offline_queue: OfflineQueue,
+    passing: Passing,
 ) -> Iterator[_Next]:
     """Read lazily, so that the queue sees what those before it have left."""
 
     def uncached_share(request: Request) -> float:
         return 1.0 - builder.num_computed(request) / request.num_tokens
 
-    for request in chain(paused, state.table.waiting(OFFLINE).values()):
+    for request in passing.others(chain(paused, state.table.waiting(OFFLINE).values())):
         yield request, False
-    queue = offline_queue(state.view(builder))
+    queue = passing.others(offline_queue(state.view(builder)))
     for request in islice(queue, 1):
         yield request, False
     for request in sorted(islice(queue, MAX_ENTRANTS - 1), key=uncached_share):
