@@ -201,11 +201,11 @@ class Profiler(Service):
 
     async def _publish_budget(self, info: ExecutorInfo) -> None:
         await self._slo_budgets.admit(info)
-        if self._settings.slos_of(info.spec.model):
-            return
         profile_key, strategy = info.profile_key, info.strategy
         if not strategy.uses_latency_budget:
             await self._budgets.delete(profile_key)  # of a strategy before
+            return
+        if self._settings.slos_of(info.spec.model):
             return
         fixed_ms, tolerance = strategy.budget_ms, None if strategy.budget_ms else strategy.tolerance
         source = BudgetSource.FIXED if fixed_ms else BudgetSource.TOLERANCE

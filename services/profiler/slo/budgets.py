@@ -166,7 +166,8 @@ class SloBudgets:
             keeper.on_offline(sample.lengths)
 
     async def _publish(self, keeper: SloKeeper) -> None:
-        if not keeper.slos or keeper.info.profile_key in self._held:
+        holds_one = keeper.info.strategy.uses_latency_budget
+        if not keeper.slos or not holds_one or keeper.info.profile_key in self._held:
             return
         budget = keeper.budget()
         if self._published.get(budget.profile_key) == budget:

@@ -103,10 +103,14 @@ async def test_a_cached_profile_is_replayed_and_not_measured_again(
         await until(lambda: predictor.details()["samples"] == 2 * samples)
 
 
-async def test_a_strategy_with_deadlines_has_no_budget(bus: Bus, tmp_path: Path, predictor: Predictor) -> None:
+@pytest.mark.parametrize("slo", ["", "tbt_mean<=30ms"])
+async def test_a_strategy_with_deadlines_has_no_budget(
+    slo: str, bus: Bus, tmp_path: Path, predictor: Predictor
+) -> None:
+    """Also where it is given SLOs: the first guess at a budget was shown as one that holds."""
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
     await budgets.put(KEY, BudgetRecord(KEY, 40.0, BudgetSource.FIXED))  # of a strategy before
-    service = profiler(bus, tmp_path)
+    service = profiler(bus, tmp_path, slo=slo)
     async with running(service), MeasuringExecutor(bus, executor_info(strategy=Strategy.of("echo"))):
         await until(lambda: is_done(service))
         assert await budgets.keys() == set()
