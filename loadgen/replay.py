@@ -72,7 +72,8 @@ class ReplayPlan:
         notes = [*self.trace_notes]
         num_cut = sum(ours != theirs for ours, theirs in zip(sent, self.requests, strict=True))
         if num_cut:
-            notes.append(f"{num_cut} online requests were cut to the context of {max_context} tokens")
+            what = "the context of" if in_token_ids or self.max_context else "what is sure to fit the context:"
+            notes.append(f"{num_cut} online requests were cut to {what} {max_context} tokens")
         if self.filler is not None and self.model_path is None and in_token_ids:
             notes.append("prompts are plain token ids without --filler's text: give --model-path to have that in ids")
         return notes
@@ -117,18 +118,20 @@ class Replay:
         plan = self._plan
         card = await self._model_card()
         self._max_context = plan.max_context or card.max_model_len
-        self._maker = await probe(self._client, card.id, plan.model_path, plan.filler, self._salt)
+        asked = self._client, card.id, plan.model_path, plan.filler, self._salt
+        self._maker = await probe(*asked, self._max_context)
         if plan.offline_mode == "batch" and not self._maker.abilities.batches:
             raise ServerError(f"{self._client.url} has no /v1/batches: use --offline-mode requests")
-        self._requests = cap_context(plan.requests, self._max_context)
-        self._prompts = fit_backlog(plan.prompts, plan.scaling.length_scale, self._max_context, plan.model_path)
+        most = plan.max_context or self._maker.fitting(card.max_model_len)
+        self._requests = cap_context(plan.requests, most)
+        self._prompts = fit_backlog(plan.prompts, plan.scaling.length_scale, most, plan.model_path)
         if self._has_batches:
             endpoints = sorted(set(map(OfflineMaker(self._maker).endpoint, self._prompts)))
             if len(endpoints) > 1:
                 raise WorkloadError(
                     f"a batch has one endpoint, the backlog has {' and '.join(endpoints)}: use --offline-mode requests"
                 )
-        self._notes += plan.departures(self._requests, self._max_context, self._maker.abilities.token_ids)
+        self._notes += plan.departures(self._requests, most, self._maker.abilities.token_ids)
         if self._requests and not self._maker.abilities.exact_output:
             self._notes.append("the server does not take ignore_eos: answers may be shorter than the trace's")
 

@@ -14,6 +14,8 @@ from loadgen.workload.prompts import Calibration, PromptMaker, text_prompts, tok
 from loadgen.workload.traces import TraceRequest
 
 PROBE_UNITS = (16, 64)  # two lengths: their difference gives tokens per unit, the rest is the template's overhead
+SPREAD_UNITS, SPREAD_PIECES = 1024, 16  # a longer one, of places all over the text: words differ in their tokens
+NEAR_SHARE = 0.85  # of a context, that prompts of near lengths are cut to: some are a tenth longer
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
@@ -41,6 +43,11 @@ class RequestMaker:
     model: str
     prompts: PromptMaker[int] | PromptMaker[str]
 
+    def fitting(self, max_context: int | None) -> int | None:
+        """What lengths are to be cut to, so that prompts fit into the context."""
+        is_near = max_context is not None and not self.abilities.token_ids
+        return max(2, int(max_context * NEAR_SHARE)) if is_near and max_context else max_context
+
     def online(self, request: TraceRequest, index: int) -> StreamRequest:
         """The trace's request as a streamed one, greedy, of the trace's output length where the server allows."""
         return self.stream(self.prompts.prompt(request, index), request.num_output_tokens)
@@ -65,11 +72,17 @@ def streamed(endpoint: str, body: dict[str, Any]) -> StreamRequest:
 
 
 async def probe(
-    client: OpenAIClient, model: str, model_path: Path | None, filler: str | None, salt: str
+    client: OpenAIClient,
+    model: str,
+    model_path: Path | None,
+    filler: str | None,
+    salt: str,
+    max_context: int | None = None,
 ) -> RequestMaker:
     """The best form that the server takes, tried in this order: token ids and text to ``/v1/completions``, text to
-    ``/v1/chat/completions``; each with and without ``ignore_eos``. Text is calibrated by the server's usage. Raises
-    ServerError with the server's own words when it takes none, or not now."""
+    ``/v1/chat/completions``; each with and without ``ignore_eos``. Text is calibrated by the server's usage.
+    ``max_context``: of the model, in tokens, where it is known. Raises ServerError with the server's own words when it
+    takes none, or not now."""
     batches = await _has_batches(client)
     refused: list[str] = []
     for endpoint, token_ids in ((COMPLETIONS, True), (COMPLETIONS, False), (CHAT, False)):
@@ -79,6 +92,8 @@ async def probe(
             maker = RequestMaker(Abilities(endpoint, token_ids, exact_output, batches), model, prompts)
             error = await _calibrate(client, maker)
             if error is None:
+                if not token_ids:
+                    await _calibrate_well(client, maker, max_context)
                 return maker
             refused.append(f"{maker.abilities.prompt_form}: {error}")
     raise ServerError(f"{client.url} answers no completion request ({refused[-1]})")
@@ -89,10 +104,7 @@ async def _calibrate(client: OpenAIClient, maker: RequestMaker) -> str | None:
     does not say."""
     counted = []
     for num_units in PROBE_UNITS:
-        record = RequestRecord(time.perf_counter())
-        await client.stream(maker.stream(maker.prompts.sample(num_units, f"probe:{num_units}"), 1), record)
-        if record.not_taken or record.timed_out:
-            raise ServerError(f"{client.url} takes no request now ({record.error})")
+        record = await _asked(client, maker, maker.prompts.sample(num_units, f"probe:{num_units}"))
         if record.error is not None:
             return record.error
         counted.append(record.prompt_tokens)
@@ -105,6 +117,30 @@ async def _calibrate(client: OpenAIClient, maker: RequestMaker) -> str | None:
     tokens_per_unit = (long - short) / (PROBE_UNITS[1] - PROBE_UNITS[0])
     maker.prompts.calibration = Calibration(tokens_per_unit, max(0.0, short - tokens_per_unit * PROBE_UNITS[0]))
     return None
+
+
+async def _calibrate_well(client: OpenAIClient, maker: RequestMaker, max_context: int | None) -> None:
+    """By a prompt that has a good part of the text, where the server takes one so long. Raises ServerError where it
+    does not say."""
+    prompts, before, (first, _) = maker.prompts, maker.prompts.calibration, PROBE_UNITS
+    most = SPREAD_UNITS if max_context is None else min(SPREAD_UNITS, before.num_units(max_context // 2))
+    num_units = most - most % SPREAD_PIECES
+    if num_units <= max(PROBE_UNITS):
+        return
+    record = await _asked(client, maker, prompts.spread(num_units, SPREAD_PIECES, "probe"))
+    short = before.overhead + before.tokens_per_unit * first
+    if record.error is None and (record.prompt_tokens or 0) > short:
+        tokens_per_unit = ((record.prompt_tokens or 0) - short) / (num_units - first)
+        prompts.calibration = Calibration(tokens_per_unit, max(0.0, short - tokens_per_unit * first))
+
+
+async def _asked(client: OpenAIClient, maker: RequestMaker, prompt: list[int] | str) -> RequestRecord:
+    """For one token. Raises ServerError where the server does not say whether it takes the prompt."""
+    record = RequestRecord(time.perf_counter())
+    await client.stream(maker.stream(prompt, 1), record)
+    if record.not_taken or record.timed_out:
+        raise ServerError(f"{client.url} takes no request now ({record.error})")
+    return record
 
 
 async def _has_batches(client: OpenAIClient) -> bool:

@@ -69,6 +69,11 @@ class PromptMaker(Generic[Unit]):
         """A prompt of so many units that is shared with no other key."""
         return self.join(self._piece(key, num_units))
 
+    def spread(self, num_units: int, num_pieces: int, key: str) -> list[int] | str:
+        """As ``sample``, of so many pieces of one length, from all over the units."""
+        pieces = [self._piece(f"{key}:{place}", num_units // num_pieces) for place in range(num_pieces)]
+        return self.join([unit for piece in pieces for unit in piece])
+
     def _piece(self, key: str, num_units: int) -> list[Unit]:
         *drawn, offset = _DRAWN.unpack(blake2b(f"{self.salt}:{key}".encode(), digest_size=_DRAWN.size).digest())
         offset %= len(self.units)

@@ -49,6 +49,8 @@ class OpenAIServer:
     deletes_files: bool = True
     served: tuple[str, ...] = ("tiny",)  # models
     max_model_len: int | None = 4096
+    keeps_to_context: bool = False  # prompts and answers that are longer are refused
+    count_text: Callable[[str], int] = lambda text: 2 * len(text.split())  # its tokens
     api_key: str | None = None  # refuses all who do not send it
     busy_per_s: float | None = None
     generated_per_s: float | None = None
@@ -94,12 +96,18 @@ def refusal(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
 
 
-def count_prompt(body: dict[str, Any]) -> int:
-    """Token ids count one each; a word of text counts two, and a chat adds ten for its template."""
+def letters_per_three(text: str) -> int:
+    """As tokens of words are, of which long ones have more."""
+    return sum(1 + len(word) // 3 for word in text.split())
+
+
+def count_prompt(server: OpenAIServer, body: dict[str, Any]) -> int:
+    """Token ids count one each; a word of text counts two, unless the test says otherwise, and a chat adds ten for its
+    template."""
     if "messages" in body:
-        return 10 + 2 * len(body["messages"][0]["content"].split())
+        return 10 + server.count_text(body["messages"][0]["content"])
     prompt = body["prompt"]
-    return len(prompt) if isinstance(prompt, list) else 2 * len(prompt.split())
+    return len(prompt) if isinstance(prompt, list) else server.count_text(prompt)
 
 
 async def answer(server: OpenAIServer, body: dict[str, Any], chat: bool) -> AsyncIterator[str]:
@@ -117,7 +125,7 @@ async def answer(server: OpenAIServer, body: dict[str, Any], chat: bool) -> Asyn
             said = "reasoning" if server.thinks and last is None else "content"
             part = {"delta": {said: text}} if chat else {"text": text}
             yield f"data: {json.dumps({'choices': [{'index': 0, 'finish_reason': last, **part}]})}\n\n"
-        usage = {"prompt_tokens": count_prompt(body), "completion_tokens": count}
+        usage = {"prompt_tokens": count_prompt(server, body), "completion_tokens": count}
         yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
     finally:
         server.enter(-1)
@@ -136,7 +144,7 @@ def advance(server: OpenAIServer, batch: dict[str, Any]) -> dict[str, Any]:
         batch["done"] = done
     done_lines = lines[: batch["done"]]
     usage = {
-        "input_tokens": sum(count_prompt(line["body"]) for line in done_lines),
+        "input_tokens": sum(count_prompt(server, line["body"]) for line in done_lines),
         "output_tokens": sum(line["body"]["max_tokens"] for line in done_lines),
     }
     shown = {key: batch[key] for key in ("id", "status")} | {
@@ -148,16 +156,16 @@ def advance(server: OpenAIServer, batch: dict[str, Any]) -> dict[str, Any]:
         shown["output_file_id"] = f"{batch['id']}-output"
         if not batch["written"]:
             batch["written"] = True
-            server.files[shown["output_file_id"]] = output_file(batch)
+            server.files[shown["output_file_id"]] = output_file(server, batch)
             server.files[f"{batch['id']}-error"] = error_file(batch, refused)
         shown["error_file_id"] = f"{batch['id']}-error"
     return shown
 
 
-def output_file(batch: dict[str, Any]) -> bytes:
+def output_file(server: OpenAIServer, batch: dict[str, Any]) -> bytes:
     lines = []
     for line in batch["lines"][: batch["done"]]:
-        usage = {"prompt_tokens": count_prompt(line["body"]), "completion_tokens": line["body"]["max_tokens"]}
+        usage = {"prompt_tokens": count_prompt(server, line["body"]), "completion_tokens": line["body"]["max_tokens"]}
         body = {"usage": usage}
         lines.append(json.dumps({"custom_id": line["custom_id"], "response": {"status_code": 200, "body": body}}))
     return "\n".join(lines).encode()
@@ -208,6 +216,8 @@ def make_app(server: OpenAIServer) -> FastAPI:
         if body["max_tokens"] > 1 and server.failing_requests > 0:
             server.failing_requests -= 1
             return refusal(500, "out of order | for now")
+        if server.keeps_to_context and count_prompt(server, body) + body["max_tokens"] > (server.max_model_len or 0):
+            return refusal(400, "longer than the context")
         is_over = server.max_answered is not None and len(server.trace_bodies) >= server.max_answered
         if body["max_tokens"] > 1 and (is_over or server.fail_with is not None):
             server.num_refused += 1

@@ -31,7 +31,7 @@ from loadgen.workload.prompts import text_prompts
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace
 from shared.json_text import json_text
-from tests.loadgen.openai_server import OpenAIServer, serve
+from tests.loadgen.openai_server import OpenAIServer, letters_per_three, serve
 
 FIGURES = {"mean", "p50", "p90", "p99"}
 LATENCIES = {"ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms"}
@@ -670,6 +670,20 @@ async def test_lengths_are_cut_to_the_server_s_context(plan: ReplayPlan, server:
     report = await run(replace(plan, prompts=[]), server)
     assert max(len(body["prompt"]) + body["max_tokens"] for body in server.trace_bodies) == 20
     assert any("cut to the context of 20 tokens" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("form", ["takes_token_ids", "has_completions"])
+async def test_prompts_of_words_are_cut_to_what_fits_the_context(
+    plan: ReplayPlan, server: OpenAIServer, form: str
+) -> None:
+    """Words have one to five tokens, and a prompt of as many words as the probes may be longer than they were."""
+    setattr(server, form, False)
+    server.count_text, server.keeps_to_context = letters_per_three, True
+    requests = [replace(each, num_prompt_tokens=9000) for each in plan.requests]
+    report = await run(ReplayPlan(requests, [], Scaling(duration_s=0.1)), server)
+    assert report.online is not None and (report.online.completed, report.online.errors) == (20, 0)
+    assert report.run.max_context == 4096
+    assert "20 online requests were cut to what is sure to fit the context: 3481 tokens" in report.notes
 
 
 async def test_unknown_model_and_missing_batches_are_named(plan: ReplayPlan, server: OpenAIServer) -> None:

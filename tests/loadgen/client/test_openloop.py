@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from statistics import fmean
 from typing import cast
 
 import pytest
@@ -11,8 +12,9 @@ from loadgen.client.openai_client import OpenAIClient, StreamRequest
 from loadgen.client.openloop import OpenLoop
 from loadgen.errors import ServerError
 from loadgen.report.metrics import LatencySamples
+from loadgen.workload.prompts import Calibration
 from loadgen.workload.traces import TraceRequest
-from tests.loadgen.openai_server import OpenAIServer
+from tests.loadgen.openai_server import OpenAIServer, letters_per_three
 
 REQUESTS = [TraceRequest(index * 0.05, 20, 3) for index in range(20)]  # over one second
 
@@ -200,6 +202,27 @@ async def test_the_probe_finds_the_server_s_form(
         await loop.run(time.perf_counter())
     assert loop.records[0].ok
     assert loop.records[0].prompt_tokens == 300
+
+
+@pytest.mark.parametrize("salt", ["one", "two", "three", "four"])
+async def test_lengths_are_near_wherever_the_probes_are_cut_from(server: OpenAIServer, salt: str) -> None:
+    """A third of the text has long words."""
+    filler = " ".join(["it was so then"] * 100 + ["unquestionably foreseeable"] * 100)
+    server.takes_token_ids, server.count_text = False, letters_per_three
+    async with OpenAIClient(server.url, 10) as client:
+        maker = await probe(client, "tiny", None, filler, salt, 4096)
+    made = [maker.prompts.prompt(TraceRequest(0.0, 1000, 1), index) for index in range(200)]
+    assert fmean(letters_per_three(str(prompt)) for prompt in made) == pytest.approx(1000, rel=0.2)
+
+
+@pytest.mark.parametrize("max_context", [200, None])
+async def test_where_the_context_is_short_lengths_are_as_near_as_the_probes(
+    server: OpenAIServer, max_context: int | None
+) -> None:
+    server.takes_token_ids, server.keeps_to_context, server.max_model_len = False, True, 200
+    async with OpenAIClient(server.url, 10) as client:
+        maker = await probe(client, "tiny", None, None, "salt", max_context)
+    assert maker.prompts.calibration == Calibration(2.0, 0.0)
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:
