@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from shared.protocol.executors import EngineSpec
 from shared.protocol.handover import Carried
 from shared.protocol.prompt_scores import record_bytes
 from shared.protocol.requests import GenerateRequest
@@ -54,10 +55,15 @@ class Handovers:
         """These are to move, as soon as they can."""
         self._live.asked |= dict.fromkeys(request_ids)
 
-    def decoding(self, kind: Kind) -> list[tuple[str, int]]:
-        """Ids and tokens of the requests that could move now, or once their step has ended, and are not to already."""
+    def decoding(self, kind: Kind, taker: EngineSpec | None = None) -> list[tuple[str, int]]:
+        """Ids and tokens of the requests that could move now, or once their step has ended, and are not to already;
+        where the ``taker`` is known those alone that can run there."""
         free = (each for each in self._decoding(kind) if not each.is_held and each.request_id not in self._live.asked)
-        return [(each.request_id, each.num_tokens) for each in free]
+        return [
+            (each.request_id, each.num_tokens)
+            for each in free
+            if taker is None or can_run(taker, each.num_tokens, self._live.by_id[each.request_id].sampling.adapter)
+        ]
 
     def collect(self) -> list[Carried]:
         """Who moves from here on: they are held, with their KV, until it is said what became of it. Those asked for
@@ -191,6 +197,11 @@ class Handovers:
         for request in self._table.running(kind).values():
             if _has_begun(self._live.by_id[request.request_id]):
                 yield request
+
+
+def can_run(taker: EngineSpec, num_tokens: int, adapter: str) -> bool:
+    """A request of so many tokens can go on there: with its adapter, and within the context."""
+    return num_tokens < taker.max_model_len and not taker.why_without(adapter)
 
 
 def _why_other_scores(carried: Carried) -> str:

@@ -82,8 +82,10 @@ class Pulling:
     # The relaxed side
 
     def asked(self, pull: Pull) -> None:
-        """Its nearest requests are to go there, once they are in no step; not those that go to another."""
-        candidates = self._replica.handovers.decoding(Kind.OFFLINE)
+        """Its nearest requests are to go there, once they are in no step; not those that go to another, or that cannot
+        run there."""
+        peer = self._peers.get(pull.taker)
+        candidates = self._replica.handovers.decoding(Kind.OFFLINE, None if peer is None else peer.info.spec)
         chosen = nearest(pull.num_tokens, candidates, pull.num_requests, pull.most_tokens)
         self._asked_by |= dict.fromkeys(chosen, pull.taker)
         self._replica.handovers.ask(chosen)

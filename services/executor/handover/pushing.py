@@ -8,6 +8,7 @@ from services.executor.handover.giving import Giving
 from services.executor.handover.link import KVLink
 from services.executor.handover.peers import Peer, Peers
 from shared.protocol.handover import Carried, Place
+from shared.replica.handover import can_run
 from shared.scheduling.placement.pushing import Taker, best_taker
 from shared.scheduling.placement.role import Role
 from shared.scheduling.request import Kind
@@ -29,10 +30,12 @@ class Pushing:
         return any(self._can_take(peer) for peer in self._peers.there())
 
     def taker(self, carried: Carried) -> Place | None:
-        """None where nobody has room for it."""
-        takers = {peer.info.executor_id: peer for peer in self._peers.there() if self._can_take(peer)}
+        """None where nobody has room for it, and can run it."""
+        num_tokens, adapter = carried.num_computed_tokens + 1, carried.request.sampling.adapter
+        there = (peer for peer in self._peers.there() if self._can_take(peer))
+        takers = {peer.info.executor_id: peer for peer in there if can_run(peer.info.spec, num_tokens, adapter)}
         seen = [self._taker(peer, carried.request.kind) for peer in takers.values()]
-        chosen = best_taker(seen, carried.num_computed_tokens + 1)
+        chosen = best_taker(seen, num_tokens)
         return None if chosen is None else takers[chosen.executor_id].place
 
     def forget_sent(self, place: Place) -> None:

@@ -167,8 +167,10 @@ def request_of(request_id: str, kind: Kind, prompt: int = 40, first: int = 5, **
     return GenerateRequest(request_id, kind, list(range(first, first + prompt)), params, 0.0, gateway_id)
 
 
-def make_rig(tokenizer: Tokenizer, num_blocks: int = 40, strategy: Strategy = Strategy()) -> Overlapped:
-    engine = FollowingEngine(replace(SPEC, num_blocks=num_blocks))
+def make_rig(
+    tokenizer: Tokenizer, num_blocks: int = 40, strategy: Strategy = Strategy(), adapters: tuple[str, ...] = ()
+) -> Overlapped:
+    engine = FollowingEngine(replace(SPEC, num_blocks=num_blocks, adapters=adapters))
     return Overlapped(tokenizer, random.Random(0), engine, strategy=strategy)
 
 

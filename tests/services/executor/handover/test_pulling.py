@@ -72,6 +72,21 @@ def test_who_lost_its_kv_before_it_could_go_may_be_asked_for_again(tokenizer: To
     assert [pulling.who_asked(each.request.request_id) for each in rig.replica.handovers.collect()] == [second]
 
 
+def test_what_cannot_run_there_is_not_sent(tokenizer: Tokenizer) -> None:
+    """It was held, offered and refused, in the place of one that can."""
+    rig = make_rig(tokenizer, adapters=("sql",))
+    rig.replica.submit(request_of("sql", Kind.OFFLINE, prompt=12, adapter="sql"))
+    rig.replica.submit(request_of("plain", Kind.OFFLINE, prompt=10, first=100))
+    while len(rig.replica.handovers.decoding(Kind.OFFLINE)) < 2:
+        assert rig.begin()
+        rig.finish()
+    pulling, peers = pulling_of(rig.replica, ManualClock(), SimLink(OWN, SPEC, NO_TIME))
+    taker = Place("taker", "one")
+    peers.hear(Heartbeat(replace(STRICT, executor_id="taker"), ExecutorCounters(), False, 0, 0, 0, 0, 10))
+    pulling.asked(Pull(taker, 14, 1, 100))
+    assert [each.request.request_id for each in rig.replica.handovers.collect()] == ["plain"]
+
+
 async def test_one_pull_at_a_time_unless_nothing_comes() -> None:
     """What was asked for is waited for, so long."""
     clock, link = ManualClock(), SimLink(OWN, SPEC, NO_TIME)

@@ -59,3 +59,18 @@ async def test_who_has_room_by_its_heartbeat(
     pushing = Pushing(peers, link, NothingGoes(), Tuning(cast(Bus, None), lambda: None))
     (carried,) = held_at(make_rig(tokenizer), request_of("a", kind))
     assert pushing.taker(carried) == (TAKER if has_room else None)
+
+
+@pytest.mark.parametrize(("lacking", "adapter"), [({"adapters": ("other",)}, "sql"), ({"max_model_len": 41}, "")])
+async def test_who_cannot_run_it_is_passed_over(tokenizer: Tokenizer, lacking: dict[str, object], adapter: str) -> None:
+    """It was offered to the one that suits best again and again, who refused it each time, and to nobody else."""
+    rig = make_rig(tokenizer, adapters=("sql",))
+    link, peers = SimLink(OWN, SPEC, NO_TIME), Peers(OWN, SPEC.model, ManualClock())
+    able = replace(SPEC, adapters=("sql",))
+    for executor_id, spec, num_free in (("best", replace(able, **lacking), 30), ("able", able, 20)):
+        await link.connect(replace(link.address, place=Place(executor_id, "one")))
+        info = replace(STRICT, executor_id=executor_id, spec=spec)
+        peers.hear(Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, 0, num_free))
+    pushing = Pushing(peers, link, NothingGoes(), Tuning(cast(Bus, None), lambda: None))
+    (carried,) = held_at(rig, request_of("a", Kind.ONLINE, adapter=adapter))
+    assert pushing.taker(carried) == Place("able", "one")
