@@ -85,6 +85,7 @@ class VirtualQueue:
         self._serves_soon = False
         for scheduler in self._schedulers.values():
             self._plan(scheduler)
+            self._await_release(scheduler)
 
     def _await_release(self, scheduler: Scheduler) -> None:
         """Where nothing but its rate holds requests back, an executor that waits gets one when its time has come."""

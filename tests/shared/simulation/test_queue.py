@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from msgspec import structs
@@ -79,6 +80,15 @@ def test_what_one_executor_cannot_hold_takes_nothing_of_its_rate() -> None:
     ends_s = [progress.end_s for progress in run.told if progress.executor_id == "executor-0" and progress.ended]
     assert [int(end_s) for end_s in ends_s] == [0, 1, 2, 3]
     assert {run.ran_on[f"small-{number}"] for number in range(4)} == {"executor-0"}
+
+
+def test_what_comes_one_by_one_is_held_to_the_rate() -> None:
+    run = Heard([make_setup("hygen-star", offline_qps=1.0)])
+    for number in range(12):
+        work = [offline(f"batch.{number}", 40, 1)]
+        run.system.events.at(0.25 * number, partial(run.system.queue.add, work))
+    run.play([])
+    assert [int(progress.end_s) for progress in run.told if progress.ended] == list(range(12))
 
 
 def test_what_no_executor_can_hold_ends_and_others_run() -> None:

@@ -17,13 +17,14 @@ class OfflineRate:
         self.qps = qps
         self._start_s: float | None = None
         self._num_entered = 0
+        self._not_before_s = -math.inf  # the first, once somebody waits again
 
     def open(self, queue: Iterable[Request], now_s: float) -> Iterator[Request]:
         """As much of the queue as may enter by now."""
         if math.isinf(self.qps):
             return iter(queue)
         if self._start_s is None:
-            self._start_s = now_s
+            self._start_s = max(now_s, self._not_before_s)
         return islice(queue, max(0, self._num_released(self._start_s, now_s) - self._num_entered))
 
     def enter(self, num_requests: int) -> None:
@@ -31,15 +32,18 @@ class OfflineRate:
         self._num_entered += num_requests
 
     def rest(self) -> None:
-        """Nobody waits: time that passes now gives no right to enter later."""
+        """Nobody waits: time that passes now gives no right to enter later. Whoever comes next enters a period after
+        the last: else those that come one by one would enter as they come."""
+        if self._start_s is not None:
+            self._not_before_s = self._due_s(self._start_s, self._num_entered)
         self._start_s = None
         self._num_entered = 0
 
     def next_s(self, now_s: float) -> float | None:
         """When the next request may enter; None where one may already."""
-        if self._start_s is None:
-            return None
-        next_s = self._due_s(self._start_s, self._num_entered)
+        next_s = self._not_before_s
+        if self._start_s is not None:
+            next_s = self._due_s(self._start_s, self._num_entered)
         return next_s if next_s > now_s else None
 
     def _due_s(self, start_s: float, number: int) -> float:

@@ -32,18 +32,30 @@ def test_time_without_anybody_waiting_counts_for_nothing() -> None:
     rate.enter(1)
     assert rate.next_s(0.0) == 1.0
     rate.rest()
-    assert rate.next_s(0.0) is None
     assert num_open(rate, 100.0) == 1
+
+
+def test_who_comes_when_nobody_waits_enters_a_period_after_the_last() -> None:
+    rate, entered_s = OfflineRate(2.0), list[float]()
+    for now_s in (0.0, 0.25, 0.5, 0.75, 1.0, 7.0):
+        rate.rest()
+        if num_open(rate, now_s):
+            rate.enter(1)
+            entered_s.append(now_s)
+        assert rate.next_s(now_s) == entered_s[-1] + 0.5
+        rate.rest()
+        rate.rest()
+        assert rate.next_s(now_s) == entered_s[-1] + 0.5
+        assert rate.next_s(entered_s[-1] + 0.5) is None
+    assert entered_s == [0.0, 0.5, 1.0, 7.0]
 
 
 @pytest.mark.parametrize("qps", [0.3, 7.0, 100.0, 1234.5])
 @pytest.mark.parametrize("start_s", [0.0, 0.1, 1e5, 3e7])
 def test_whoever_is_told_to_wait_may_enter_then(qps: float, start_s: float) -> None:
     """After months too, whatever rounding does to seconds and rates."""
-    rate = OfflineRate(qps)
-    assert num_open(rate, start_s) == 1
     for num_entered in (1, 2, 10, 999, 10**6, 10**9):
-        rate.rest()
+        rate = OfflineRate(qps)
         assert num_open(rate, start_s) == 1
         rate.enter(num_entered)
         for _ in range(50):
