@@ -135,7 +135,7 @@ def _budgets(hub: DashboardHub) -> Readings:
 
 
 def _slos(hub: DashboardHub, read: Callable[[SloVerdict], float | None]) -> Readings:
-    for key, status in hub.answers.slos.items():
+    for key, status in hub.live_slos().items():
         for verdict in status.measured:
             value = read(verdict)
             if value is not None:

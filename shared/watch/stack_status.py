@@ -75,7 +75,7 @@ async def ask_stack(bus: Bus, look: Callable[[], StackView]) -> StackReport:
     answers, view = pinging.result(), look()
     budgets = sorted(budgeting.result().values(), key=lambda budget: budget.profile_key)
     beats = [executor.beat for executor in view.executors]
-    keys = {beat.info.profile_key for beat in beats}  # budgets of others are left from an earlier time
+    keys = view.profile_keys  # what is told of others is left from an earlier time
     status = Status(
         url=None,
         nats=None,
@@ -87,7 +87,7 @@ async def ask_stack(bus: Bus, look: Callable[[], StackView]) -> StackReport:
         ],
         executors=beats,
         budgets=[each for each in budgets if each.profile_key in keys],
-        slos=keeping.result().executors,
+        slos=[each for each in keeping.result().executors if each.profile_key in keys],
         queues=queue_figures(beats, answers),
     )
     return StackReport(status, view)

@@ -64,6 +64,11 @@ class StackView:
     ended: list[BatchRecord]
     budgets: dict[str, BudgetRecord]  # by profile key
 
+    @property
+    def profile_keys(self) -> frozenset[str]:
+        """Of the kinds of executors that live."""
+        return frozenset(executor.beat.info.profile_key for executor in self.executors)
+
 
 def _sees_all(record: BatchRecord) -> bool:
     return True

@@ -20,7 +20,7 @@ from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError
-from shared.protocol.profiling.budgets import BudgetRecord
+from shared.protocol.profiling.budgets import BudgetRecord, SloStatus
 from shared.watch.batch_counts import BatchCounts
 from shared.watch.follower import StackFollower
 from shared.watch.stack_watch import StackView
@@ -114,8 +114,13 @@ class DashboardHub:
     def live_budgets(self) -> dict[str, BudgetRecord]:
         """Of the kinds of executors that live, by profile key."""
         view = self.view()
-        keys = {executor.beat.info.profile_key for executor in view.executors}
+        keys = view.profile_keys
         return {key: record for key, record in view.budgets.items() if key in keys}
+
+    def live_slos(self) -> dict[str, SloStatus]:
+        """How they are kept, as ``live_budgets``: the profiler remembers those that were there."""
+        keys = self.view().profile_keys
+        return {key: status for key, status in self.answers.slos.items() if key in keys}
 
     def close(self) -> None:
         """End every viewer's stream: a gateway that drains does not wait for them."""

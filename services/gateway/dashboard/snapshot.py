@@ -160,7 +160,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 def snapshot_of(part: Part, parts: Parts, answers: StackAnswers, http: HttpState, clock: Clock) -> Snapshot:
     """All of one part together."""
     view, told = part.watch.view(clock.monotonic_s()), answers.of_model(part.model)
-    profile_keys = {executor.beat.info.profile_key for executor in view.executors}
+    profile_keys = view.profile_keys
     online = {name: getattr(view.online, f"{name}_ms") for name in ("ttft", "tbt", "tpot", "e2e")}
     lines_left, lines_per_s = part.watch.lines_left(), sum(each.lines_per_s or 0.0 for each in view.batches)
     return Snapshot(

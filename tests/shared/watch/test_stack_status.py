@@ -75,10 +75,10 @@ async def test_a_report_is_all_that_was_said_and_seen(bus: Bus) -> None:
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
     for key in ("key-b", "left", "key-a"):
         await budgets.put(key, BudgetRecord(key, 30.0, BudgetSource.SLO))
-    kept = SloStatus("key-a", SloState.PROFILED, 30.0, BudgetSource.SLO, [])
+    kept, left = (SloStatus(key, SloState.PROFILED, 30.0, BudgetSource.SLO, []) for key in ("key-a", "left"))
 
     async def report_slos(_: object) -> SloReport:
-        return SloReport(["tbt_ms p99 <= 50"], [kept])
+        return SloReport(["tbt_ms p99 <= 50"], [kept, left])
 
     await bus.serve(subjects.SLO_STATUS, object, report_slos)
     watch, beats = StackWatch(), [of_model("executor-0", "n", "key-b"), of_model("executor-1", "m", "key-a")]
@@ -92,7 +92,7 @@ async def test_a_report_is_all_that_was_said_and_seen(bus: Bus) -> None:
     assert [(each.name, each.pid) for each in status.processes] == [("executor-0", 12), ("gateway", 7), ("gateway", 9)]
     assert [(each.health, each.restarts) for each in status.processes] == [("ok", None)] * 3
     assert status.processes[0].details == {"steps": 5}
-    assert status.executors == beats and status.slos == [kept]
+    assert status.executors == beats and status.slos == [kept], "none of executors that were there before"
     assert [each.profile_key for each in status.budgets] == ["key-a", "key-b"], "none that is left from before"
     assert status.queues == {"online_waiting": 2, "online_running": 4, "offline_waiting": 6, "offline_running": 8}
 

@@ -289,7 +289,7 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
     )
 
     async def report(_: object) -> SloReport:
-        return SloReport(SLOS, [status])
+        return SloReport(SLOS, [status, msgspec.structs.replace(status, profile_key="of-executors-that-left")])
 
     await bus.serve(subjects.SLO_STATUS, object, report)
     await (await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)).put(KEY, BudgetRecord(KEY, 25.0, BudgetSource.SLO))
@@ -308,6 +308,7 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
             await bus.publish(subjects.online("executor-0"), served(200.0))
             number, event = await next_of(hub, number)
             now = event["now"]
+    assert len(hub.answers.slos) == 2 and list(hub.live_slos()) == [KEY], "for metrics"
     (executor,) = now["executors"]
     told = executor["beat"]
     assert told["blocks"] == {"online": 10, "shared": 1, "offline": 20, "paused": 2, "cached": 30, "empty": 37}
