@@ -3,11 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from services.local.commands.status.table import describe, print_status
-from shared.process.service import Details
+from services.local.commands.status.table import describe
 from shared.protocol.executors import ExecutorCounters, Heartbeat
 from shared.scheduling.strategy import Strategy
-from shared.watch.stack_status import Status
 from tests.services.profiler.profiling import executor_info
 
 
@@ -30,13 +28,6 @@ def test_free_blocks_are_told_by_what_they_are_kept_for(strategy: Strategy, said
     info = replace(executor_info(num_blocks=600), strategy=strategy)
     beat = Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, 0, 500, num_wanted_blocks=120, num_reserved_blocks=70)
     assert describe(beat).splitlines()[-1].strip() == said
-
-
-def test_what_a_url_lets_in_with_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    queues: Details = {}
-    print_status(Status(None, "nats://bob:hunter2@bus:4222", None, None, [], [], [], [], queues))
-    shown = capsys.readouterr().out
-    assert "bus nats://bus:4222" in shown and "hunter2" not in shown
 
 
 def test_it_is_told_when_tokens_are_due_where_anybody_goes_by_that() -> None:
