@@ -57,7 +57,7 @@ class Profiler(Service):
         self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
         self._measured: dict[str, tuple[ExecutorInfo, SweepRecord]] = {}  # measured or replayed here; one of each kind
         self._confirming: set[str] = set()  # profile keys
-        self._budgeted: set[str] = set()  # profile keys that got a budget from this process
+        self._budgeted: dict[str, BudgetRecord] = {}  # by profile key, what it last got from this process
         self._executors: Bucket[ExecutorInfo]
         self._models: Bucket[LatencyModelRecord]
         self._budgets: Bucket[BudgetRecord]
@@ -213,9 +213,9 @@ class Profiler(Service):
         published = None
         with suppress(NotFoundOnBusError):
             published = (await self._budgets.get(profile_key)).value
-        if published is not None and profile_key in self._budgeted:
+        if published is not None and self._budgeted.get(profile_key) == budget:
             return  # perhaps what a live search has found since
-        self._budgeted.add(profile_key)
+        self._budgeted[profile_key] = budget
         if published != budget:
             await self._budgets.put(profile_key, budget)
             figures = {"latency_budget_ms": fixed_ms, "tolerance": tolerance}

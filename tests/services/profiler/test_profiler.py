@@ -103,6 +103,32 @@ async def test_a_cached_profile_is_replayed_and_not_measured_again(
         await until(lambda: predictor.details()["samples"] == 2 * samples)
 
 
+async def test_the_budget_is_that_of_the_executor_that_came_last(
+    bus: Bus, tmp_path: Path, predictor: Predictor
+) -> None:
+    """One that comes back with another setting, as in an upgrade, or whose registration is left of an earlier run: the
+    first budget that the process had seen stayed."""
+    service = profiler(bus, tmp_path)
+    async with running(service):
+        async with MeasuringExecutor(bus, executor_info(strategy=Strategy.of(budget_ms=40.0))):
+            await until(lambda: is_done(service))
+            assert await budget_of(bus) == BudgetRecord(KEY, 40.0, "fixed")
+        budgets, again = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord), executor_info(epoch="epoch-2")
+
+        async def has(budget: BudgetRecord) -> bool:
+            return (await budgets.get(KEY)).value == budget
+
+        async with MeasuringExecutor(bus, again) as executor:
+            await until(lambda: has(BudgetRecord(KEY, 0.0, "tolerance", tolerance=0.02)), timeout_s=10.0)
+            found = BudgetRecord(KEY, 25.0, BudgetSource.SLO)  # of a live search
+            await budgets.put(KEY, found)
+            executor.info = replace(again, epoch="epoch-3")
+            await executor.register()
+            await until(lambda: service._measured[KEY][0].epoch == "epoch-3")
+            await asyncio.sleep(0.1)
+            assert await has(found)
+
+
 @pytest.mark.parametrize("slo", ["", "tbt_mean<=30ms"])
 async def test_a_strategy_with_deadlines_has_no_budget(
     slo: str, bus: Bus, tmp_path: Path, predictor: Predictor
