@@ -104,7 +104,8 @@ class BatchOutputs:
             if missing and record.status == "finalizing":
                 raise BusError(f"results of {record.id} are lost")
             await self._append(self._errors, {line.line: writer.error_line(line, None) for line in missing})
-        return ended(counts, await self._close(self._output, now_s), await self._close(self._errors, now_s), now_s)
+        files = await self._close(self._output, now_s), await self._close(self._errors, now_s)
+        return ended(record.status, counts, *files, now_s)
 
     async def written_alone(self, has_result: Callable[[int], bool]) -> AsyncIterator[tuple[int, BatchCounts]]:
         """Lines whose result is in a file and not in the stream, and what each counts. Raises BusError."""

@@ -22,7 +22,7 @@ from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.access.key_usage import day_of
-from shared.protocol.offline.batches import BatchRecord, LineError
+from shared.protocol.offline.batches import OPEN_STATUSES, BatchRecord, LineError
 from shared.protocol.offline.requests import OfflineFailure, OfflineResult
 from shared.protocol.sampling import ENDS_WELL, FinishReason
 
@@ -121,6 +121,7 @@ class BatchLife:
                 await self._work()
             if self.record.status in batch_records.ENDING:
                 await self._end()
+            self._require_ended()
             await self._clear()
         except NotFoundOnBusError as error:
             logger.error("batch has lost its data", extra={"batch_id": self.record.id, "missing": str(error)})
@@ -137,6 +138,7 @@ class BatchLife:
         """After such an error, before ``run`` is called again: forget all the bus knows better. Raises BusError, as
         NotFoundOnBusError where the record is gone."""
         self._forget()
+        self.is_clearing = False
         if not self._is_cancelled:
             self._over.clear()
         try:
@@ -287,7 +289,7 @@ class BatchLife:
 
     async def _end(self) -> None:
         """Write the files, then the final status."""
-        end = batch_records.ended(batch_records.BatchCounts(), None, None, self._now_s())
+        end = batch_records.ended(self.record.status, batch_records.BatchCounts(), None, None, self._now_s())
         if self.record.in_progress_at is not None:  # all its lines are stored; before that, nothing of it counts
             outputs = self._outputs or await BatchOutputs.open(self._tools, self.record)
             end = await outputs.finish(self.record, self._now_s())
@@ -332,16 +334,22 @@ class BatchLife:
         self._tools.spending.note(self.record)
         await self._tools.spending.ledger.flush()
         await self._edit(batch_records.cleared)
+        self._require_ended()
         logger.info("batch ended", extra={"batch_id": self.record.id, "status": self.record.status})
 
+    def _require_ended(self) -> None:
+        """Raises BusError where the store has lost its end: it is to come to one again."""
+        if self.record.status in OPEN_STATUSES:
+            raise BusError(f"the store has lost a change of {self.record.id}: it is {self.record.status} again")
+
     async def _reload(self) -> None:
-        entry = await self._tools.batches.get(self.record.id)
-        assert entry.value is not None
-        self._know(entry.value)
+        await self._edit(batch_records.cancelling(self._now_s()) if self._is_cancelled else lambda record: record)
 
     async def _edit(self, change: Change) -> None:
-        today = day_of(self._tools.clock.unix_s())
-        self._know(await self._tools.batches.edit(self.record.id, batch_records.counted(change, today)))
+        """Of the record, begun as it is known here where the store has lost that."""
+        today, begun = day_of(self._tools.clock.unix_s()), batch_records.begun_as(self.record)
+        whole = batch_records.counted(lambda record: change(begun(record)), today)
+        self._know(await self._tools.batches.edit(self.record.id, whole))
         self._tools.spending.note(self.record)
 
     def _know(self, record: BatchRecord) -> None:

@@ -6,6 +6,8 @@
     finalizing -> in_progress, where the store has lost a result that no file has
     validating | in_progress -> cancelling (by the gateway) -> cancelled
 
+Where the store loses a change of the record, since its machine had no power, it is in the state before again.
+
 Each function here makes a change for ``Bucket.edit``: it looks at the record as it is at the moment of the write, and
 leaves one alone whose status does not allow the change.
 """
@@ -54,10 +56,17 @@ class BatchCounts:
         return {"request_counts": RequestCounts(total, self.completed, self.failed), "usage": usage}
 
 
-def started(total: int, queued_tokens: int, model: str, now_s: int) -> Change:
+def started(total: int, queued_tokens: int, model: str | None, now_s: int) -> Change:
     """validating -> in_progress, once every line is stored."""
     fields: dict[str, Any] = {"request_counts": RequestCounts(total), "queued_tokens": queued_tokens, "model": model}
     return _where({"validating"}, status="in_progress", in_progress_at=now_s, **fields)
+
+
+def begun_as(known: BatchRecord) -> Change:
+    """validating -> in_progress, as ``started`` made it: its lines are stored, and its input may be deleted since."""
+    if known.in_progress_at is None:
+        return lambda record: record
+    return started(known.request_counts.total, known.queued_tokens, known.model, known.in_progress_at)
 
 
 def failed(errors: list[LineError], now_s: int) -> Change:
@@ -92,15 +101,23 @@ def reopened(record: BatchRecord) -> BatchRecord:
     return _where({"finalizing"}, status="in_progress", finalizing_at=None)(record)
 
 
-def ended(counts: BatchCounts, output_file_id: str | None, error_file_id: str | None, now_s: int) -> Change:
-    """finalizing -> completed, in_progress -> expired, cancelling -> cancelled, with those files that have lines."""
+def ended(
+    status: str, counts: BatchCounts, output_file_id: str | None, error_file_id: str | None, now_s: int
+) -> Change:
+    """finalizing -> completed, in_progress -> expired, cancelling -> cancelled, with those files that have lines: from
+    the ``status`` that its work ended in, or cancelling, which it may be since."""
     files = {"output_file_id": output_file_id, "error_file_id": error_file_id}
 
     def change(record: BatchRecord) -> BatchRecord:
         last = ENDING.get(record.status, "")
-        return _where(ENDING, counts, status=last, **files, **{f"{last}_at": now_s})(record)
+        return _where({status, "cancelling"}, counts, status=last, **files, **{f"{last}_at": now_s})(record)
 
     return change
+
+
+def cancelling(now_s: int) -> Change:
+    """validating | in_progress -> cancelling, where the store has lost that it was."""
+    return _where({"validating", "in_progress"}, status="cancelling", cancelling_at=now_s)
 
 
 def cleared(record: BatchRecord) -> BatchRecord:

@@ -284,7 +284,7 @@ async def test_killed_before_an_ended_batch_is_cleared(desk: Desk) -> None:
     async with desk.running(permits=1):
         await desk.until(batch_id, lambda record: record.request_counts.completed == 1)
     await desk.cancel(batch_id)
-    await desk.batches.edit(batch_id, batch_records.ended(batch_records.BatchCounts(), None, None, 1))
+    await desk.batches.edit(batch_id, batch_records.ended("cancelling", batch_records.BatchCounts(), None, None, 1))
     async with desk.running(permits=0) as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.added == []
