@@ -162,6 +162,18 @@ def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
         ({"bus": {"secured": False}}, "nats.config.nats.tls.enabled"),
         ({"bus": {"replicas": 5}}, "bus.replicas is 5, and nats has 3 servers"),
         ({"slo": ["ttft_p99<=1s"], "strategy": {"budget_ms": 50}}, "not both"),
+        (
+            {"slo": ["ttft_p99<=1s"], "executors": [{"name": "a", "strategy": {"budget_ms": 50}}]},
+            "executors: a: give one",
+        ),
+        (
+            {
+                "strategy": {"budget_ms": 50},
+                "otherModels": [{"name": "b", "source": "b", "short": "b", "slo": ["ttft_p99<=1s"]}],
+                "executors": [{"name": "a"}, {"name": "b", "model": "b"}],
+            },
+            "executors: b: give one of slo and strategy.budget_ms, not both",
+        ),
         ({"executors": [{"name": "a"}, {"name": "a"}]}, "two pools are called a"),
         ({"executors": [{"name": "a", "tensorParallel": 2}]}, "torch engine runs on one GPU"),
         ({"model": {"loraModules": ["sql=some/sql"]}}, "mixed: the torch engine runs no LoRA adapters"),
@@ -406,6 +418,26 @@ def test_what_a_pool_says_comes_before_the_defaults_zero_too() -> None:
     (made,) = of_kind(render({"executors": [pool], "strategy": {"budget_ms": 40}}), "StatefulSet")
     assert made["spec"]["replicas"] == 0 and "tolerations" not in made["spec"]["template"]["spec"]
     assert environment(main_container(made))["SLACKWATER_BUDGET_MS"] == "0"
+
+
+def test_what_a_pool_does_not_say_of_settings_and_strategy_is_as_in_the_defaults() -> None:
+    defaults: Object = {"settings": {"kv_blocks": 1000, "dtype": "float16"}, "strategy": {"tolerance": 0.05}}
+    pool: Object = {"name": "a", "settings": {"dtype": "float32"}, "strategy": {"idle_budget_ms": 9}}
+    (made,) = of_kind(render({"executorDefaults": defaults, "executors": [pool]}), "StatefulSet")
+    names = ("KV_BLOCKS", "DTYPE", "TOLERANCE", "IDLE_BUDGET_MS")
+    assert [environment(main_container(made))[f"SLACKWATER_{name}"] for name in names] == [
+        "1000",
+        "float32",
+        "0.05",
+        "9",
+    ]
+
+
+def test_a_model_may_have_an_slo_where_another_has_a_budget() -> None:
+    other = {"name": "b", "source": "b", "short": "b", "slo": ["ttft_p99<=1s"], "strategy": {"budget_ms": 0}}
+    values: Object = {"strategy": {"budget_ms": 50}, "executors": [{"name": "a"}, {"name": "b", "model": "b"}]}
+    made = of_kind(render(values | {"otherModels": [other]}), "StatefulSet")
+    assert [environment(main_container(each))["SLACKWATER_BUDGET_MS"] for each in made] == ["50", "0"]
 
 
 SEVERAL: Object = {

@@ -188,3 +188,15 @@ readinessProbe:
 {{- end }}
 {{- toJson $made }}
 {{- end }}
+
+{{- /* A pool: executorDefaults with what it has in their place, of settings and strategy key by key; as JSON. root,
+       pool. */}}
+{{- define "slackwater.pool" -}}
+{{- $defaults := .root.Values.executorDefaults }}
+{{- $made := include "slackwater.overlay" (dict "base" $defaults "over" .pool) | fromJson }}
+{{- range $table := list "settings" "strategy" }}
+{{- $own := dict "base" (get $defaults $table | default dict) "over" (get $.pool $table | default dict) }}
+{{- $_ := set $made $table (include "slackwater.overlay" $own | fromJson) }}
+{{- end }}
+{{- toJson $made }}
+{{- end }}

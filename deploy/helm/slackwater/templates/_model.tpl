@@ -188,3 +188,9 @@
 {{- end }}
 {{- if $others }}{{ toJson $others }}{{ end }}
 {{- end }}
+
+{{- /* The strategy of a pool's executors: the pool's over its model's over that of all, as JSON. root, model, pool. */}}
+{{- define "slackwater.strategy" -}}
+{{- $ofModel := include "slackwater.overlay" (dict "base" .root.Values.strategy "over" .model.strategy) | fromJson }}
+{{- include "slackwater.overlay" (dict "base" $ofModel "over" .pool.strategy) }}
+{{- end }}
