@@ -184,6 +184,7 @@ def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
             {"otherModels": [{"name": "smollm2-135m-instruct", "source": "b", "short": "b"}]},
             "two models are called smollm2-135m-instruct",
         ),
+        ({"otherModels": [{"name": name, "source": name, "short": "x"} for name in "bc"]}, "two models are short x"),
         ({"executors": [{"name": "a", "engine": "vllm", "tensorParallel": 4, "gpus": 2}]}, "has 2 GPUs and uses 4"),
     ],
 )
