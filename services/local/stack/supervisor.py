@@ -66,8 +66,8 @@ class Supervisor:
 
     async def run(self) -> int:
         """Until a signal; the exit status. Raises StackError where the stack cannot start."""
-        require_free(self._options.host, self._options.port)
-        with self._data_dir.locked():
+        with self._data_dir.locked():  # first: the port may be taken by the stack that has the folder
+            require_free(self._options.host, self._options.port)
             self._handle_signals()
             try:
                 async with self._keeping:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from services.local.cli import app
 from services.local.commands.server import ApiClient
 from services.local.stack.bus_access.folder import BusFolder
+from services.local.stack.data_dir import DataDir
 from services.local.stack.machine import free_port
 from shared.errors import ApiError, UnavailableApiError
 from tests.programs import run_slackwater
@@ -245,6 +246,13 @@ def test_a_taken_port_is_a_failure_with_one_line(tmp_path: Path) -> None:
     assert stdout == ""
     assert stderr.startswith(f"error: cannot listen on 127.0.0.1 port {port}")
     assert stderr.count("\n") == 1
+
+
+def test_who_starts_a_stack_twice_is_told_so_and_of_no_other_port(tmp_path: Path) -> None:
+    with DataDir(tmp_path).locked(), socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, _, stderr = slackwater("up", "--port", port, "--data-dir", str(tmp_path))
+    assert status == 1 and stderr.startswith(f"error: another stack (pid {os.getpid()}) uses {tmp_path}; stop it")
 
 
 def up(data_dir: Path, *args: str, **environ: str) -> tuple[int, str]:
