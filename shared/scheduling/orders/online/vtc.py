@@ -8,6 +8,7 @@ from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Request
 
 MIN_CLIENTS_TO_PRUNE = 1024
+MOST_COUNTED = 1e9  # then all count from where a newcomer would: what is told of them is bounded
 
 
 class _Place(NamedTuple):
@@ -49,6 +50,9 @@ class Vtc(OnlineOrder):
 
     def add(self, request: Request) -> None:
         self._prune()
+        floor = self._floor()
+        if floor >= MOST_COUNTED:
+            self._count_from(floor)
         self._hold(request)
         self._learn_weight(request)
         if request.is_running:
@@ -160,6 +164,10 @@ class Vtc(OnlineOrder):
 
     def _input_cost(self, request: Request) -> float:
         return 0.0 if request.was_admitted else self._weight_input * request.num_tokens
+
+    def _count_from(self, floor: float) -> None:
+        """Who is far below will be lifted to it before it waits again, in any case."""
+        self._tokens = {key: max(-MOST_COUNTED, tokens - floor) for key, tokens in self._tokens.items()}
 
     def _prune(self) -> None:
         """Forget clients that hold nothing and would be lifted anyway, now and then."""

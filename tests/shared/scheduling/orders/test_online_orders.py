@@ -1,5 +1,6 @@
 """Who of the waiting online requests is next, and what that is worth to each client."""
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shared.protocol.codec import decode, encode
 from shared.scheduling.limits import Limits
-from shared.scheduling.orders.online.order import OnlineOrder
+from shared.scheduling.orders.online import vtc
+from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.orders.online.registry import OnlineOrderKnobs, make_online_order
 from shared.scheduling.orders.online.vtc import MIN_CLIENTS_TO_PRUNE, Vtc
 from shared.scheduling.policy import Policy
@@ -238,6 +241,41 @@ def test_a_clients_newest_request_says_its_weight() -> None:
     table.add(make_request("b", client="x"))
     order.generate(make_request("b", client="x"), 10)
     assert count(order, "x") == 10 * WEIGHT_OUTPUT * 1.5
+
+
+def test_counters_stay_small_and_the_order_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of executors that run for months: what is told of a client has a bound, above which nobody hears it."""
+    for seed in range(20):
+        ways, most = list[list[str]](), list[float]()
+        for most_counted in (1e5, 4000.0):
+            monkeypatch.setattr(vtc, "MOST_COUNTED", most_counted)
+            rng, order, seen = random.Random(seed), Vtc(), list[str]()
+            table, running = make_table(order=order), list[Request]()
+            for number in range(400):
+                client = rng.choice("abc")
+                weight = {"a": 1.0, "b": 0.25, "c": 4.0}[client]
+                table.add(make_request(f"{client}{number}", prompt=rng.randint(1, 60), client=client, weight=weight))
+                for request in list(table.online_queue())[: rng.randint(0, 2)]:
+                    request.num_blocks = 1
+                    table.start(request)
+                    running.append(request)
+                for request in running:
+                    order.generate(request)
+                while len(running) > 6:
+                    table.remove(running.pop(rng.randrange(len(running))).request_id)
+                seen += [*ids(table.online_queue())[:5], "|"]
+            ways.append(seen)
+            most.append(max(order.counters().tokens.values()))
+        assert ways[0] == ways[1] and most[1] < 6000 < most[0]
+
+
+def test_a_client_of_little_weight_is_told_of_for_years() -> None:
+    order = Vtc()
+    order.add(make_request("first", client="slow", weight=0.001))
+    for day in range(1000):
+        order.generate(make_request(client="slow"), 500 * 86_400)
+        order.add(make_request(f"day-{day}", client="slow", weight=0.001))
+        decode(encode(order.counters()), ClientCounters)
 
 
 def test_idle_time_earns_no_credit() -> None:
