@@ -26,7 +26,8 @@ class ShownToken:
 class ShownText:
     """What a client sees of an output, token by token. Where logprobs are asked for, a token comes with the text that
     its own begins in: not before a split character is whole, nor while its text may still become a stop string. Special
-    tokens have no text and do not come at all, nor does what a stop string cuts off."""
+    tokens have no text and do not come at all, nor does what a stop string cuts off. Behind a prompt that is echoed
+    they come, and so does the token that ends the output: who scores prompts counts on each token being there."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, shows_calls: bool = False) -> None:
         """``shows_calls`` as of ``Tokenizer.detokenizer``."""
@@ -51,13 +52,15 @@ class ShownText:
     def step(
         self, token_ids: list[int], logprobs: list[TokenLogprobs], finish_reason: FinishReason | None
     ) -> tuple[str, list[ShownToken]]:
-        """As ``push``, without the token that ended the output unless that is to be shown; all that is left with the
-        finish reason."""
-        if finish_reason is FinishReason.STOP and token_ids and self._ends(token_ids[-1]):
-            token_ids = token_ids[:-1]
-        text, tokens = self.push(token_ids, logprobs[: len(token_ids)])
+        """As ``push``, without the text of the token that ended the output unless that is to be shown; all that is left
+        with the finish reason."""
+        is_ended = finish_reason is FinishReason.STOP and bool(token_ids) and self._ends(token_ids[-1])
+        before = token_ids[:-1] if is_ended else token_ids
+        text, tokens = self.push(before, logprobs[: len(before)])
         if finish_reason is None:
             return text, tokens
+        if is_ended and self._sampling.echo and logprobs:
+            self._waiting.append(ShownToken(token_ids[-1], logprobs[-1], self._detokenizer.num_decoded))
         rest, last_tokens = self.finish()
         return text + rest, tokens + last_tokens
 
@@ -67,7 +70,7 @@ class ShownText:
             return self._detokenizer.push(token_ids), []
         text = ""
         for token_id, each in zip(token_ids, logprobs, strict=True):
-            if token_id not in self._detokenizer.hidden_ids:
+            if self._sampling.echo or token_id not in self._detokenizer.hidden_ids:
                 self._waiting.append(ShownToken(token_id, each, self._detokenizer.num_decoded))
             text += self._detokenizer.push([token_id])
         return text, self._shown(text)

@@ -82,6 +82,22 @@ def test_the_token_that_ends_an_output_is_left_out_unless_it_is_to_be_shown(
     assert without == (text, None)
 
 
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_behind_an_echo_each_token_comes_whatever_text_it_has(cut: int) -> None:
+    """Harnesses ask for one token more than they score, and leave the last one out."""
+    special = next(iter(BYTE_LEVEL.detokenizer().hidden_ids - {EOS}))
+    token_ids = [*BYTE_LEVEL.encode("ab"), special, *BYTE_LEVEL.encode("c"), EOS]
+    logprobs, sampling = logprobs_of(token_ids), SamplingParams(100, logprobs=1, echo=True)
+    shown, whole, tokens = ShownText(BYTE_LEVEL, sampling), "", list[ShownToken]()
+    for start in range(0, len(token_ids), cut):
+        reason = FinishReason.STOP if start + cut >= len(token_ids) else None
+        piece, found = shown.step(token_ids[start : start + cut], logprobs[start : start + cut], reason)
+        whole, tokens = whole + piece, tokens + found
+    assert whole == "abc" and [each.token_id for each in tokens] == token_ids
+    assert [each.logprobs for each in tokens] == logprobs and tokens[-1].offset == 3
+    assert shown_output(BYTE_LEVEL, ChoiceOutput(token_ids, FinishReason.STOP, logprobs), sampling) == (whole, tokens)
+
+
 def test_a_character_that_never_comes_is_shown_at_the_end() -> None:
     token_ids = [*BYTE_LEVEL.encode("a"), *BYTE_LEVEL.encode("😀")[:1]]
     shown = ShownText(BYTE_LEVEL, ASKED)

@@ -240,6 +240,21 @@ def test_a_prompt_alone_is_scored_and_nothing_is_generated(rig: GatewayRig) -> N
     assert (bare.text, bare.logprobs) == (PROMPT, None)
 
 
+@pytest.mark.parametrize("token_id", [500, 0, *Tokenizer.from_folder(model_folder()).eos_token_ids])
+def test_what_an_evaluation_scores_does_not_depend_on_the_token_that_it_leaves_out(
+    rig: GatewayRig, token_id: int
+) -> None:
+    """lm_eval's local-completions asks for one token, and takes all but the last one's scores from the context on."""
+    asked = {"model": MODEL, "prompt": PROMPT_IDS, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+    choice = rig.openai.completions.create(**asked, extra_body={"allowed_token_ids": [token_id]}).choices[0]
+    alone = rig.openai.completions.create(**asked | {"max_tokens": 0}).choices[0]
+    assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None and alone.logprobs is not None
+    assert choice.logprobs.token_logprobs[:-1] == alone.logprobs.token_logprobs
+    chunks = list(rig.openai.completions.create(**asked, stream=True, extra_body={"allowed_token_ids": [token_id]}))
+    found = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [name for each in found if each for name in each.tokens or ()] == choice.logprobs.tokens
+
+
 @pytest.mark.parametrize("options", [{}, {"n": 3}, {"logprobs": 1}, {"logprobs": 1, "n": 2}, {"max_tokens": 0}])
 def test_streams_with_an_echo_are_the_whole_answer(rig: GatewayRig, options: dict[str, Any]) -> None:
     asked = OPTIONS | {"prompt": PROMPT, "echo": True} | options
