@@ -69,6 +69,7 @@ class StepLoop:
         self._measurements: asyncio.Queue[tuple[MeasureShape, asyncio.Future[MeasuredShape]]] = asyncio.Queue(16)
         self._measuring: asyncio.Future[MeasuredShape] | None = None
         self._num_measured = 0
+        self._told_meanwhile = False  # what is held, with the blocks of what is measured
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._ahead: LaunchedStep | None = None  # behind the one in flight, told nobody
         self._source_ahead = PlanSource.LOCAL  # of that one
@@ -178,6 +179,7 @@ class StepLoop:
     async def announce_idle(self) -> None:
         """Say what is held here while no step runs, so that a plan can come. Nothing while a step runs."""
         if self._planner.is_idle:
+            self._told_meanwhile |= self._measuring is not None
             await self._publisher.step_started(self._planner.idle_message())
 
     def close(self) -> None:
@@ -379,6 +381,9 @@ class StepLoop:
             measured = unmeasured(str(error))
         _answer(self._measuring, measured)
         self._measuring = None
+        is_to_tell, self._told_meanwhile = self._told_meanwhile, False
+        if is_to_tell and not (self._replica.has_work or self._planner.has_plan):
+            await self.announce_idle()
 
 
 def unmeasured(why: str) -> MeasuredShape:

@@ -483,6 +483,21 @@ async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, 
     assert (await bus.request(subject, MeasureShape([PrefillChunk(64)], []), MeasuredShape)).error == "busy"
 
 
+async def test_who_asks_during_a_measurement_hears_of_its_blocks_once_they_are_free(
+    bus: Bus, listener: Listener, executor: ExecutorService
+) -> None:
+    """Else no plan has room for an offline request, until it says by itself what it holds."""
+    shape = MeasureShape([], [500] * 8, repeats=20)
+    measuring = asyncio.create_task(bus.request(subjects.measure("executor-0"), shape, MeasuredShape, timeout_s=30))
+    await until(lambda: executor._loop._measuring is not None)
+    await bus.request(subjects.cache("executor-0"), {}, CacheChanges)
+    while (await listener.until_step(idle=True)).num_free_blocks:
+        pass
+    assert len((await measuring).latencies_ms) == 20
+    async with asyncio.timeout(5):
+        assert (await listener.steps.get()).num_free_blocks == 256
+
+
 async def test_a_measurement_that_has_not_begun_when_work_comes_is_given_up(executor: ExecutorService) -> None:
     measuring = asyncio.create_task(executor._loop.measure(MeasureShape([PrefillChunk(64)], [])))
     await asyncio.sleep(0)
