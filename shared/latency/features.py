@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from shared.bounds import Count
+
+Pairs = Annotated[int, Meta(ge=0, le=10**18)]  # two prompts of a million tokens have more than a ``Count`` may be
 
 
 def attention_pairs(num_tokens: int, num_computed_tokens: int) -> int:
@@ -28,7 +32,7 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
     prefill_requests: Count = 0  # N_p
     decode_kv_tokens: Count = 0  # S_d
     decode_requests: Count = 0  # N_d
-    prefill_pairs: Count = 0  # query-key pairs of the prefill chunks, see attention_pairs
+    prefill_pairs: Pairs = 0  # query-key pairs of the prefill chunks, see attention_pairs
     longest_decode: Count = 0  # KV tokens that the decode with the longest context reads
 
     def add_prefill(self, num_tokens: int, num_computed_tokens: int) -> None:

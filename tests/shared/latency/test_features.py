@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures, attention_pairs
+from shared.protocol.codec import decode, encode
 
 SCHEDULED = st.lists(st.tuples(st.integers(1, 3) | st.integers(1, 500), st.sampled_from([0, 1, 7, 4000])), max_size=8)
 DECODES = st.lists(st.integers(2, 5000), max_size=6)
@@ -52,3 +53,10 @@ def test_the_decodes_of_a_batch_with_some_more(
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_each_token_attends_to_all_before_it_and_to_itself(num_tokens: int, num_computed: int) -> None:
     assert attention_pairs(num_tokens, num_computed) == sum(num_computed + n for n in range(1, num_tokens + 1))
+
+
+def test_many_long_prompts_that_wait_can_be_told_of() -> None:
+    work = BatchFeatures()
+    for _ in range(100):
+        work.add_prefill(2_000_000, 0)
+    assert decode(encode(work), BatchFeatures) == work
