@@ -107,7 +107,12 @@ def _unknown_key_named(name: str) -> Iterator[None]:
             raise NotFoundOnBusError(name)
         yield
     except NotFoundOnBusError as error:
-        raise StackError(f"there is no key {name!r}; slackwater key list shows those that there are") from error
+        raise unknown_key(name) from error
+
+
+def unknown_key(name: str) -> StackError:
+    """What is said of a name that no key has."""
+    return StackError(f"there is no key {name!r}; slackwater key list shows those that there are")
 
 
 @contextlib.asynccontextmanager

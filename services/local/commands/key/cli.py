@@ -15,9 +15,9 @@ from services.local.commands.key.terms import KeyTermOptions
 from services.local.commands.key.usage import UsageReport, print_usage, usage_report
 from services.local.commands.output import stdout_console
 from services.local.commands.parameters import BusOptions, JsonOption, show
-from services.local.stack.keys import Keys, open_keys
+from services.local.stack.keys import Keys, open_keys, unknown_key
 from shared.json_text import json_text
-from shared.protocol.access.api_keys import USER_PERMISSIONS, ApiKeyRecord, KeyTerms, shown_time
+from shared.protocol.access.api_keys import GIVEN_KEY, USER_PERMISSIONS, ApiKeyRecord, KeyTerms, shown_time
 from shared.settings.command_options import with_option_groups
 
 Answer = TypeVar("Answer")
@@ -87,7 +87,11 @@ def usage(
     Gateways tell what they count every few seconds."""
 
     async def ask(keys: Keys) -> UsageReport:
-        return usage_report(await keys.usages(), await keys.all(), name, days, time.time())
+        usages, there = await keys.usages(), await keys.all()
+        known = (GIVEN_KEY, *(key.name for key in there), *(place.name for place, _ in usages))  # also a revoked one
+        if name is not None and name not in known:
+            raise unknown_key(name)
+        return usage_report(usages, there, name, days, time.time())
 
     show(_with_keys(stack, ask), as_json, print_usage)
 

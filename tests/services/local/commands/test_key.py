@@ -56,6 +56,14 @@ def test_a_folder_without_a_store_is_not_taken_for_one_without_keys(tmp_path: Pa
     assert "--data-dir" in error and list(tmp_path.iterdir()) == []
 
 
+def test_the_usage_of_a_key_that_never_was_is_none_to_be_told(tmp_path: Path) -> None:
+    assert key_command("create", "alice", data_dir=tmp_path)[0] == 0
+    status, shown, error = key_command("usage", "alise", data_dir=tmp_path)
+    assert (status, shown) == (1, "") and "there is no key 'alise'" in error
+    for name in ("alice", "environment"):
+        assert key_command("usage", name, data_dir=tmp_path)[:2] == (0, "no tokens were used by keys in these days\n")
+
+
 @pytest.mark.parametrize("name", ["", "two words", "a.b", "x" * 65, "é"])
 def test_an_organizations_name_is_as_a_keys(tmp_path: Path, name: str) -> None:
     status, _, error = key_command("create", "alice", "--organization", name, data_dir=tmp_path)
