@@ -73,6 +73,15 @@ def test_a_slow_bus_and_slow_handovers_are_told() -> None:
     assert bound in buckets, "a quantile is known as well as buckets tell it"
 
 
+def test_messages_are_lost_by_executors_too() -> None:
+    (rule,) = (rule for rule in rules if rule["alert"] == "SlackwaterMessagesLost")
+    whose = ("slackwater_messages", "slackwater_executor_messages")
+    assert {name for name, _ in NAMES.findall(rule["expr"])} == {
+        f"{each}_{what}_total" for each in whose for what in ("dropped", "failed")
+    }
+    assert {"executor_id", "instance"} <= set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+
+
 def test_what_clients_are_to_blame_for_is_no_alert() -> None:
     by_name = {rule["alert"]: rule["expr"] for rule in rules}
     (told,) = re.findall(r'reason=~"([^"]*)"', by_name["SlackwaterRefuses"])
