@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.victims import schedulable
 from shared.scheduling.policy import Policy
-from shared.scheduling.request import OFFLINE, ONLINE, Request
+from shared.scheduling.request import OFFLINE, ONLINE, Kind, Request
 from shared.scheduling.schedule import LATEST, Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
@@ -69,6 +70,18 @@ class StepState:
             self.table.running(ONLINE).values(),
             self.table.running(OFFLINE).values(),
         )
+
+
+def where_none_can_go_on(state: StepState, made: Schedule) -> StepState | None:
+    """The state from which to pack again where the step is empty and none is in flight, though offline requests hold
+    blocks that they do not give up to online ones: nobody gets any more, and nothing would ever run. Then they give
+    them up all the same. None where they need not."""
+    table = state.table
+    if made.entries or any(each.is_in_flight for kind in Kind for each in table.running(kind).values()):
+        return None
+    num_blocks = table.num_blocks(OFFLINE)
+    is_stuck = table.holds_online and num_blocks > state.num_offline_blocks
+    return dataclasses.replace(state, num_offline_blocks=num_blocks) if is_stuck else None
 
 
 class Passing:
@@ -145,7 +158,9 @@ class OneWayPacking(ABC):
         return LATEST
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
-        return self.pack(state, OfflineWork.of_queue(state.table, offline_queue))
+        made = self.pack(state, OfflineWork.of_queue(state.table, offline_queue))
+        given_up = where_none_can_go_on(state, made)
+        return made if given_up is None else self.pack(given_up, OfflineWork.of_queue(state.table, offline_queue))
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
         made = self.pack(state, OfflineWork.of_plan(state.table, plan))

@@ -445,6 +445,23 @@ def test_where_offline_requests_keep_what_they_hold_online_ones_wait_for_it(toke
     assert preemptions == {"recompute": 1, "keep-resident": 0}
 
 
+def test_requests_of_both_kinds_that_keep_all_blocks_and_lack_some_do_not_wait_for_each_other(
+    tokenizer: Tokenizer,
+) -> None:
+    """The offline prompt has 6 of 24 blocks when the online one comes, which takes the other 18, and needs 19."""
+    spec = make_spec(num_blocks=24)
+    replica = Replica(Limits(16, 24, 16, 32), spec, tokenizer, Strategy(kv_sharing="keep-resident"))
+    engine, ended = SimEngine(spec, NO_TIME, 30.0), Counter[str]()
+    replica.submit(make_request("offline", 294, 22, Kind.OFFLINE, ignore_eos=True))
+    for _ in range(6):
+        run(replica, engine)
+    replica.submit(make_request("online", 284, 10, first=1000, ignore_eos=True))
+    for _ in range(100):
+        run(replica, engine)
+        ended.update(each.sequence.request_id for each in replica.take_ended())
+    assert ended == {"offline": 1, "online": 1} and not replica.has_work
+
+
 def test_offline_requests_keep_their_order_when_they_lose_their_kv(tokenizer: Tokenizer) -> None:
     replica, engine = make_replica(tokenizer, num_blocks=12)
     ids = [f"off-{number}" for number in range(5)]

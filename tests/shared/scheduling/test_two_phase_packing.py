@@ -318,6 +318,21 @@ def test_where_offline_requests_keep_the_blocks_that_online_ones_lack_they_go_on
     holder.num_in_flight_tokens = 0
 
 
+@pytest.mark.parametrize("packing", ["two-phase", "mix-decoding", "kv-aware", "deadline"])
+@pytest.mark.parametrize("policy", [UNBOUNDED, Policy(offline_enabled=False)], ids=["any", "online only"])
+def test_where_neither_kind_can_go_on_offline_requests_give_up_what_they_keep(packing: str, policy: Policy) -> None:
+    """As with keep-resident: both lack a block, and nothing else runs that could free one."""
+    table = make_table(make_decode("on", context=160), make_decode("off", Kind.OFFLINE, context=320))
+    state = dataclasses.replace(step_state(table, policy=policy, num_free_blocks=0), num_offline_blocks=0)
+    schedule = packing_named(packing).schedule(state, queue_of([]))
+    assert tokens(schedule) == {"on": 1} and schedule.preempted == ["off"]
+    other = make_decode("other", context=80)
+    other.num_in_flight_tokens = 1
+    table.add(other)
+    waits = packing_named(packing).schedule(state, queue_of([]))
+    assert (waits.entries, waits.preempted) == ([], []), "that one may free some"
+
+
 @pytest.mark.parametrize(
     ("offline", "num_tokens"),
     [(make_decode("o", Kind.OFFLINE), 1), (make_request("o", Kind.OFFLINE, prompt=200), LIMITS.block_size)],
