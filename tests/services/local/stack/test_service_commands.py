@@ -78,6 +78,16 @@ def test_what_a_url_of_the_bus_lets_in_with_is_on_no_command_line(tmp_path: Path
     assert [command.environ.get(VISIBLE) for command in commands if command.name == "executor-0"] == ["3"]
 
 
+def test_what_a_url_of_a_collector_lets_in_with_is_on_no_command_line(tmp_path: Path) -> None:
+    url = "https://bob:hunter2@traces:4318/v1/traces"
+    commands = commands_of(StackOptions(trace_endpoint=url, data_dir=tmp_path))
+    assert not any("hunter2" in word for command in commands for word in command.argv)
+    told = {command.name for command in commands if command.environ.get("SLACKWATER_TRACE_ENDPOINT") == url}
+    assert told == {"executor-0", "gateway"}
+    plain = commands_of(StackOptions(trace_endpoint="http://localhost:4318/v1/traces", data_dir=tmp_path))
+    assert all("SLACKWATER_TRACE_ENDPOINT" not in command.environ for command in plain)
+
+
 def test_the_first_executors_are_strict_and_the_others_relaxed(tmp_path: Path) -> None:
     options = StackOptions(executors=3, strict=1, data_dir=tmp_path)
     lines = [" ".join(each.argv) for each in commands_of(options, *[DeviceShare(1)] * 3) if "executor-" in each.name]
