@@ -84,9 +84,9 @@ def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter | Reasonin
 
 def _completion(logprobs: LogprobsShape, choices: Choices) -> Completion:
     request = choices.first.request
-    sampling, tools = request.sampling, request.tools
+    tools = request.tools
     shown = [
-        Choice.of(each.output, sampling, logprobs, tools is not None, _shown_prompt(choices, index))
+        Choice.of(each.output, each.request.sampling, logprobs, tools is not None, _shown_prompt(choices, index))
         for index, each in enumerate(choices.generations)
     ]
     return completion_body(_head(choices.first), shown, choices.usage(), tools, request.reasoning)

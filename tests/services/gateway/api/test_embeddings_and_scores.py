@@ -22,6 +22,7 @@ TEXTS = ["Once upon a time 😀 there was", "a cat", "Once"]
 TOKENS = [Tokenizer.from_folder(model_folder()).encode(text) for text in TEXTS]
 TOLERANCE = 1e-6
 PROMPT, PROMPT_IDS = TEXTS[0], TOKENS[0]
+BEGUN_IDS = Tokenizer.from_folder(model_folder()).encode("\u2028")[:1]
 OPTIONS: Any = {"model": MODEL, "max_tokens": 6, "seed": 1, "extra_body": {"ignore_eos": True}}
 
 
@@ -279,14 +280,14 @@ def test_streams_with_an_echo_are_the_whole_answer(rig: GatewayRig, options: dic
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_prompts_are_answered_in_their_order(rig: GatewayRig, stream: bool) -> None:
-    """As an evaluation with a batch size asks."""
-    prompts: Any = [PROMPT_IDS, PROMPT_IDS[:4], [9, 8, 7]]
+    """As an evaluation with a batch size asks, whose texts are cut between tokens: one within a character."""
+    prompts: Any = [BEGUN_IDS, PROMPT_IDS, PROMPT_IDS[:4], [9, 8, 7]]
     asked = OPTIONS | {"n": 2, "logprobs": 1, "echo": True}
     alone = [rig.openai.completions.create(prompt=[prompt], **asked) for prompt in prompts]
     expected = [choice for made in alone for choice in made.choices]
     if stream:
         chunks = rig.openai.completions.create(prompt=prompts, stream=True, **asked)
-        texts, offsets = [""] * 6, [list[int]() for _ in range(6)]
+        texts, offsets = [""] * 8, [list[int]() for _ in range(8)]
         for chunk in chunks:
             texts[chunk.choices[0].index] += chunk.choices[0].text
             found = chunk.choices[0].logprobs
@@ -295,7 +296,7 @@ def test_several_prompts_are_answered_in_their_order(rig: GatewayRig, stream: bo
         assert offsets == [choice.logprobs and choice.logprobs.text_offset for choice in expected]
         return
     made = rig.openai.completions.create(prompt=prompts, **asked)
-    assert [choice.index for choice in made.choices] == list(range(6))
+    assert [choice.index for choice in made.choices] == list(range(8))
     assert [(choice.text, choice.logprobs) for choice in made.choices] == [
         (choice.text, choice.logprobs) for choice in expected
     ]
