@@ -216,7 +216,7 @@ class SloBudgets:
     async def _on_heartbeat(self, beat: Heartbeat) -> None:
         keeper = self._keepers.get(beat.info.profile_key)
         if keeper is not None:
-            keeper.online.on_heartbeat(beat)
+            keeper.online.on_heartbeat(self._clock.monotonic_s(), beat)
 
     async def _on_status_request(self, _: object) -> SloReport:
         return self._report()

@@ -21,7 +21,7 @@ from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials, search_slos
-from services.profiler.slo.workload import Workload, executor_facts
+from services.profiler.slo.workload import ALL_MIXED, Pools, Workload, executor_facts
 from shared.errors import SlackwaterError
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
@@ -47,7 +47,8 @@ class SearchError(SlackwaterError):
 
 
 class SloJob(msgspec.Struct, frozen=True):
-    """All that a search needs: the executor as it is registered, the fitted model, the recorded workload."""
+    """All that a search needs: the executor as it is registered, the fitted model, the recorded workload, and how many
+    executors like this one have it together."""
 
     info: ExecutorInfo
     model: LatencyModelRecord
@@ -59,6 +60,7 @@ class SloJob(msgspec.Struct, frozen=True):
     offline_source: str
     now_s: float  # unix time
     why: str
+    pools: Pools = ALL_MIXED
 
     def run(self) -> SloProfileRecord:
         """Raises ValueError and LoadgenError for what cannot be simulated."""
@@ -67,12 +69,13 @@ class SloJob(msgspec.Struct, frozen=True):
         model = self.model.latency_model()
         setup = self._setup(model)
         plan = ReplayPlan(workload.requests, self._prompts(model), Scaling(duration_s=self.duration_s), slos=())
-        simulated = SimulatedWorkload(plan, setup)
+        num_executors, num_strict = self.pools.num_executors, self.pools.num_strict
+        simulated = SimulatedWorkload(plan, setup, num_executors=num_executors, num_strict=num_strict)
         search = search_slos(SimulatedTrials(simulated, setup, self.duration_s, NoProgress()), slos)
         lengths = [(each.num_prompt_tokens, each.max_tokens) for each in self.offline]
         facts = workload.facts(self.offline_source, lengths)
         run = facts, RUNS_ON, self.now_s, self.model_revision, self.why
-        return search.record(self.info.profile_key, *run, executor_facts(self.info))
+        return search.record(self.info.profile_key, *run, executor_facts(self.info, self.pools))
 
     def _setup(self, model: FittedModel) -> ExecutorSetup:
         """The executor as it is registered, its steps on average as the model has them, and no token that ends an
@@ -92,7 +95,8 @@ class SloJob(msgspec.Struct, frozen=True):
         """The backlog's lengths over and over, more of them than a run with nothing else to do could take."""
         mean_s = sum(_marginal_ms(model, self.info, each) for each in self.offline) / len(self.offline) / 1e3
         most = self.duration_s / mean_s if mean_s > 0 else MAX_BACKLOG
-        count = max(len(self.offline), min(MAX_BACKLOG, int(SPARE * most) + self.info.max_num_seqs))
+        of_each = int(SPARE * most) + self.info.max_num_seqs
+        count = max(len(self.offline), min(MAX_BACKLOG, of_each * self.pools.num_executors))
         return [
             OfflinePrompt(max_tokens=each.max_tokens, num_prompt_tokens=each.num_prompt_tokens)
             for each in islice(cycle(self.offline), count)

@@ -12,7 +12,14 @@ from services.profiler.slo.feedback import BudgetFeedback, Target
 from services.profiler.slo.job import SloJob
 from services.profiler.slo.online_watch import OnlineWatch
 from services.profiler.slo.search import why_missed
-from services.profiler.slo.workload import Workload, drift, executor_drift, executor_facts, model_drift
+from services.profiler.slo.workload import (
+    ALL_MIXED,
+    Workload,
+    drift,
+    executor_drift,
+    executor_facts,
+    model_drift,
+)
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.offline.requests import OfflineLength
@@ -81,6 +88,7 @@ class SloKeeper:
             return None
         return SloJob(
             info=self.info,
+            pools=self.online.pools,
             model=self.model.record,
             model_revision=self.model.revision,
             slos=list(slos),
@@ -155,7 +163,8 @@ class SloKeeper:
         """What a live search found was measured, on requests that whoever asked for it had chosen: it holds until the
         workload and the model are others than when they are first looked at after it."""
         assert self.record is not None and self.model is not None
-        changed = executor_drift(executor_facts(self.info), self.record.executor)
+        pools = ALL_MIXED if self.record.runs_on == LIVE else self.online.pools
+        changed = executor_drift(executor_facts(self.info, pools), self.record.executor)
         if changed:
             return f"another executor: {changed}"
         then = self._profiled_workload

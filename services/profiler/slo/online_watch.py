@@ -1,13 +1,19 @@
 """What executors of one kind serve to online users, as gateways and heartbeats tell it."""
 
-from services.profiler.slo.workload import SPAN_S, Workload, WorkloadRecorder
+from services.profiler.slo.workload import ALL_MIXED, SPAN_S, Pools, Workload, WorkloadRecorder, recorded
 from shared.protocol.executors import Heartbeat
 from shared.protocol.profiling.online import OnlineLatencies, OnlineServed
+from shared.scheduling.placement.role import Role
 from shared.watch.windows import Rolling
+
+GONE_S = (
+    30.0  # an executor that has not beaten for so long is none of a pool; one that is started anew is there by then
+)
 
 
 class OnlineWatch:
-    """Latencies of all executors together; a workload of each, since each has a schedule of its own."""
+    """Latencies of all executors together; a workload of each, since each has a schedule of its own, and of all
+    together where requests move between them."""
 
     def __init__(self, start_unix_s: float) -> None:
         self._start_unix_s = start_unix_s
@@ -17,6 +23,7 @@ class OnlineWatch:
         self._fresh = OnlineLatencies()
         self._steps_offline: dict[str, tuple[str, int]] = {}  # executor -> its epoch and its counter
         self._offline_ran = False
+        self._pools: dict[str, tuple[float, Role]] = {}  # executor -> when it has beaten last, and what it is
 
     def on_served(self, now_s: float, served: OnlineServed) -> None:
         """A gateway's report; ``now_s`` is monotonic. Nothing stays of an executor of which none came for so long that
@@ -29,8 +36,10 @@ class OnlineWatch:
         self.last_minute.add(now_s, served.latencies)
         self._fresh.merge(served.latencies)
 
-    def on_heartbeat(self, beat: Heartbeat) -> None:
-        """Tells whether offline work has run since the one before."""
+    def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
+        """Tells whether offline work has run since the one before. ``now_s`` is monotonic."""
+        self._pools[beat.info.executor_id] = now_s, beat.info.pool
+        self._pools = {key: each for key, each in self._pools.items() if each[0] > now_s - GONE_S}
         info, steps_offline = beat.info, beat.counters.steps_offline
         epoch, before = self._steps_offline.get(info.executor_id, (info.epoch, steps_offline))
         self._offline_ran |= epoch != info.epoch or steps_offline > before
@@ -42,7 +51,16 @@ class OnlineWatch:
         ran, self._offline_ran = self._offline_ran, False
         return fresh, ran
 
+    @property
+    def pools(self) -> Pools:
+        """That there are by now."""
+        roles = [role for _, role in self._pools.values()]
+        num_strict = roles.count(Role.STRICT)
+        return Pools(len(roles), num_strict) if 0 < num_strict < len(roles) else ALL_MIXED
+
     def workload(self, unix_s: float) -> Workload | None:
-        """Of the executor with the most requests; None where none has two."""
-        recorded = (self._recorders[executor_id].workload(unix_s) for executor_id in sorted(self._recorders))
-        return max((each for each in recorded if each), key=lambda each: len(each.requests), default=None)
+        """Of the executor with the most requests, or of all where there are pools; None where none has two."""
+        if self.pools.num_strict:
+            return recorded(list(self._recorders.values()), unix_s) if self._recorders else None
+        workloads = (self._recorders[executor_id].workload(unix_s) for executor_id in sorted(self._recorders))
+        return max((each for each in workloads if each), key=lambda each: len(each.requests), default=None)

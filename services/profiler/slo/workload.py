@@ -26,6 +26,7 @@ LONGEST_OPEN_S = 60.0  # a request that is open for longer does not hold the end
 MODEL_TOLERANCE = 0.05  # share by which models may differ on typical batches
 KV_TOLERANCE = 0.1  # and KV caches, which are as large as the memory that is free when an engine is loaded
 KV_TOKENS = "kv_tokens"
+MOVES = ("strict", "relaxed")
 DECODES = (1, 4, 16, 64)  # of those batches
 
 
@@ -42,6 +43,18 @@ class Workload:
         """As a profile tells them; ``offline``: what it was beside, and the prompt and output tokens of that."""
         facts = workload_facts(RECORDED, self.requests, self.duration_s, offline, offline_lengths)
         return msgspec.structs.replace(facts, burstiness=_burstiness(self.requests))
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Executors that share a workload, ``num_strict`` of them strict and the others for prompts. One alone has its own:
+    then nothing moves."""
+
+    num_executors: int = 1
+    num_strict: int = 0
+
+
+ALL_MIXED = Pools()
 
 
 def drift(now: WorkloadFacts, then: WorkloadFacts, tolerance: float) -> str:
@@ -79,13 +92,15 @@ def model_drift(
     return f"a batch is predicted at {new_ms:.4g} ms instead of {old_ms:.4g} ms"
 
 
-def executor_facts(info: ExecutorInfo) -> ExecutorFacts:
-    """What a budget depends on beside the model and the workload: the strategy, as far as it is not the preset's, and
-    the limits."""
+def executor_facts(info: ExecutorInfo, pools: Pools = ALL_MIXED) -> ExecutorFacts:
+    """What a budget depends on beside the model and the workload: the strategy, as far as it is not the preset's, the
+    limits, and the executors that requests move between."""
     strategy, spec = info.strategy, info.spec
     limits = {"max_num_batched_tokens": info.max_num_batched_tokens, "max_num_seqs": info.max_num_seqs}
     sizes = {"max_model_len": spec.max_model_len, "block_size": spec.block_size, KV_TOKENS: info.num_kv_tokens}
-    return {"preset": strategy.preset} | strategy.changes() | limits | sizes
+    counts = pools.num_strict, pools.num_executors - pools.num_strict
+    moves = dict(zip(MOVES, counts, strict=True)) if pools.num_strict else {}
+    return {"preset": strategy.preset} | strategy.changes() | limits | sizes | moves
 
 
 def executor_drift(now: ExecutorFacts, then: ExecutorFacts) -> str:
@@ -102,7 +117,7 @@ def executor_drift(now: ExecutorFacts, then: ExecutorFacts) -> str:
 
 
 def _given(facts: ExecutorFacts, name: str) -> str:
-    return str(facts.get(name, "the preset's"))
+    return str(facts.get(name, "none" if name in MOVES else "the preset's"))
 
 
 def typical_batches(workload: WorkloadFacts, info: ExecutorInfo) -> Iterator[BatchFeatures]:
@@ -146,23 +161,37 @@ class WorkloadRecorder:
             self._open[served.gateway_id] = served.oldest_open_s
 
     def workload(self, now_s: float) -> Workload | None:
-        """From the first arrival to the last before that of the oldest request still open, so that it holds long
-        answers as well as short ones. None where it holds less than two requests."""
+        """See ``recorded``."""
+        return recorded([self], now_s, self._capacity)
+
+    def bounds_s(self, now_s: float) -> tuple[float, float]:
+        """The arrivals, [start, end), that it knows whole."""
         end_s = max(min(self._open.values(), default=now_s), now_s - LONGEST_OPEN_S)
-        start_s = max(self._start_s, now_s - self._span_s)
-        arrived = sorted(
-            (each for each in self._finished if start_s <= each.arrival_s < end_s), key=lambda each: each.arrival_s
-        )
-        if len(arrived) < 2:
-            return None
-        is_full = len(arrived) >= self._capacity
-        arrived = arrived[-self._capacity :]
-        first_s = arrived[0].arrival_s
-        requests = [
-            TraceRequest(each.arrival_s - first_s, each.num_prompt_tokens, max(1, each.num_output_tokens))
-            for each in arrived
-        ]
-        return Workload(requests, end_s - first_s, is_full)
+        return max(self._start_s, now_s - self._span_s), end_s
+
+    def arrived(self, start_s: float, end_s: float) -> Iterator[FinishedOnline]:
+        """In [start, end)."""
+        return (each for each in self._finished if start_s <= each.arrival_s < end_s)
+
+
+def recorded(recorders: Sequence[WorkloadRecorder], now_s: float, capacity: int = CAPACITY) -> Workload | None:
+    """What all of them had together, from the first arrival to the last before that of the oldest request still open,
+    so that it holds long answers as well as short ones. None where it holds less than two requests."""
+    bounds = [each.bounds_s(now_s) for each in recorders]
+    start_s, end_s = max(start for start, _ in bounds), min(end for _, end in bounds)
+    arrived = sorted(
+        (each for recorder in recorders for each in recorder.arrived(start_s, end_s)), key=lambda each: each.arrival_s
+    )
+    if len(arrived) < 2:
+        return None
+    is_full = len(arrived) >= capacity
+    arrived = arrived[-capacity:]
+    first_s = arrived[0].arrival_s
+    requests = [
+        TraceRequest(each.arrival_s - first_s, each.num_prompt_tokens, max(1, each.num_output_tokens))
+        for each in arrived
+    ]
+    return Workload(requests, end_s - first_s, is_full)
 
 
 def _burstiness(requests: Sequence[TraceRequest]) -> float:

@@ -10,14 +10,15 @@ from loadgen.report.slo import parse_slo, parse_slos
 from services.profiler.settings import ProfilerSettings, start_budget_ms
 from services.profiler.slo.job import SloJob
 from services.profiler.slo.keeper import LIVE, USUAL_OFFLINE, PublishedModel, SloKeeper, rename
-from services.profiler.slo.workload import CAPACITY
+from services.profiler.slo.workload import ALL_MIXED, CAPACITY, Pools
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.executors import ExecutorInfo
+from shared.protocol.executors import ExecutorCounters, ExecutorInfo, Heartbeat
 from shared.protocol.offline.requests import OfflineLength
 from shared.protocol.profiling.budgets import SloState
 from shared.protocol.profiling.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.profiling.online import FinishedOnline, OnlineLatencies, OnlineServed
 from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord
+from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import KEY, executor_info
 
@@ -299,6 +300,34 @@ def test_a_profile_of_another_strategy_or_other_limits_is_searched_for_again() -
     kept.on_found(old, 20.0)
     kept.info = executor_info(num_blocks=500)
     assert kept.search_because(81.0, BEGIN_S + 20) == ""
+
+
+def beat(kept: SloKeeper, now_s: float, executor_id: str, role: Role) -> None:
+    info = msgspec.structs.replace(kept.info, executor_id=executor_id, role=role, kv_link="sim")
+    kept.online.on_heartbeat(now_s, Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, 0, 10))
+
+
+def test_executors_of_pools_are_searched_for_together() -> None:
+    """Requests end on the strict one, whose prompts others compute: alone it seemed to keep no SLO, so that no offline
+    work ran beside online requests."""
+    kept = keeper("tbt_p99<=60ms")
+    kept.model = model()
+    for executor_id, role in (("strict", Role.STRICT), ("one", Role.RELAXED), ("other", Role.RELAXED)):
+        beat(kept, 0.0, executor_id, role)
+    for seed, executor_id in enumerate(("strict", "one")):  # it ends where it began where nobody takes it
+        rng = random.Random(seed)
+        arrivals = sorted(BEGIN_S + rng.uniform(0.0, 20.0) for _ in range(60))
+        finished = [FinishedOnline(arrival_s, 1500, 20) for arrival_s in arrivals]
+        kept.online.on_served(20.0, OnlineServed(executor_id, "g", 0.0, None, len(finished), finished))
+    job = kept.job(["tbt_p99<=60ms"], BEGIN_S + 20, "first")
+    assert job is not None and len(job.requests) == 120 and job.pools == Pools(3, 1)
+    record = job.run()
+    assert not msgspec.structs.replace(job, pools=ALL_MIXED).run().reachable
+    assert record.reachable and record.value is not None
+    kept.on_found(record, 20.0, job.model)
+    for executor_id in ("strict", "one"):
+        beat(kept, 100.0, executor_id, Role.MIXED if executor_id == "strict" else Role.RELAXED)
+    assert "another executor: strict none instead of 1" in kept.search_because(100.0, BEGIN_S + 20)
 
 
 @pytest.mark.parametrize("strategy", [Strategy.of("hygen-star", offline_qps=1.0), Strategy.of("bros")])
