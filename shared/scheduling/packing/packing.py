@@ -22,7 +22,7 @@ from shared.scheduling.request import OFFLINE, ONLINE, Kind, Request
 from shared.scheduling.schedule import LATEST, Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
-MAX_PASSED = 16  # requests of a step, since each is looked up in the cache
+MAX_PASSED = 64  # requests of a step, each of which is read and looked up: together less than a millisecond
 
 
 @dataclass(frozen=True, slots=True)
