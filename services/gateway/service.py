@@ -83,7 +83,9 @@ class GatewayService(Service):
         await asyncio.to_thread(self._context.tracing.close)
 
     def health(self) -> str:
-        return self._context.not_ready_because() or "ok"
+        """Of several models each that cannot be served is told of."""
+        unserved = self._context.models.unserved().values()
+        return self._context.not_ready_because() or "; ".join(unserved) or "ok"
 
     def details(self) -> Details:
         context, models = self._context, list(self._context.models)

@@ -51,6 +51,11 @@ def test_what_cannot_be_served_is_named_and_the_others_are_served(rig: GatewayRi
     assert refused.status_code == 503 and "no executor of c is alive" in refused.json()["error"]["message"]
 
 
+def test_one_that_cannot_be_served_is_told_where_people_look(rig: GatewayRig) -> None:
+    processes = rig.http.get("/status").json()["status"]["processes"]
+    assert [each["health"] for each in processes if each["name"] == "gateway"] == ["no executor of c is alive"]
+
+
 def test_metrics_tell_how_many_executors_take_requests_of_each(rig: GatewayRig) -> None:
     name = "slackwater_model_executors"
     assert {model: rig.metric(name, model_name=model) for model in (MODEL, "bee", "c")} == {MODEL: 1, "bee": 1, "c": 0}
