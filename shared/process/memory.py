@@ -5,10 +5,11 @@ import gc
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from shared.process.control_groups import own_groups
 
 ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
-GROUPS = "sys/fs/cgroup"
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
@@ -32,12 +33,9 @@ def _available_on_machine(root: Path) -> int:
 def _left_of_limits(root: Path) -> Iterator[int]:
     """Of this process's group, and of each group that this one is in; those without a limit leave all."""
     yield total_memory_bytes()
-    with contextlib.suppress(OSError):
-        own = re.search(r"^0::/(.*)$", (root / "proc/self/cgroup").read_text(encoding="utf-8"), re.MULTILINE)
-        place = PurePosixPath(GROUPS, own[1] if own else "")
-        for group in (place, *place.parents):
-            if group.is_relative_to(GROUPS) and (left := _left_in(root / group)) is not None:
-                yield left
+    for group in own_groups(root):
+        if (left := _left_in(group)) is not None:
+            yield left
 
 
 def _left_in(group: Path) -> int | None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from shared.process.cores import usable_cores
+
 DEFAULTS = {
     # A waiting OpenMP thread spins for milliseconds by default. The engine shares its cores with the event loop, the
     # bus and the gateway, and a spinning thread keeps the core that the preempted one needs: one busy process beside
@@ -33,4 +35,4 @@ def apart(load: Callable[[], Loaded]) -> Loaded:
 
 def cpu_count() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
