@@ -13,6 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from services.local.cli import app
+from services.local.commands.profile.live import _executor
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.profiling.budgets import BudgetSource, SloReport, SloState, SloStatus
@@ -26,6 +27,7 @@ from shared.protocol.profiling.slo_profile import (
     WorkloadFacts,
     slo_profile_key,
 )
+from tests.services.profiler.profiling import MeasuringExecutor, executor_info
 
 COMMAND = (sys.executable, "-c", "from services.local.cli import main; main()", "profile")
 FACTS = WorkloadFacts("recorded", 100, 60.0, 800.0, 200.0)
@@ -184,3 +186,18 @@ async def test_a_new_search_is_asked_for_over_the_bus(bus: Bus, nats_url: str) -
     assert msgspec.json.decode(done.stdout, type=SloProfileRecord).value == 50.0
     assert asked == [ProfileRequest(slos=["tbt_mean<=50ms"]), ProfileRequest()]
     assert refused.exit_code == 1 and "the profiler did not search: no SLO is kept" in refused.stderr
+
+
+async def test_a_live_search_passes_over_who_ended_without_a_sign_off(bus: Bus) -> None:
+    """Their registrations are left for an hour, and one of another kind had it refused."""
+    live = executor_info("live", profile_key="live.key", epoch="of-live")
+    async with MeasuringExecutor(bus, executor_info("gone", epoch="of-gone")), MeasuringExecutor(bus, live) as executor:
+
+        async def keep_beating() -> None:
+            while True:
+                await executor.beat()
+                await asyncio.sleep(0.2)
+
+        beating = asyncio.create_task(keep_beating())
+        assert (await _executor(bus)).executor_id == "live"
+        beating.cancel()

@@ -1,5 +1,6 @@
 """``slackwater profile`` of a running stack: its SLO profiles, and with --live a search by test runs on it."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -23,11 +24,12 @@ from shared.client_key import client_key
 from shared.errors import NoResponderError, NotFoundOnBusError, StackError
 from shared.process.file_limit import raise_file_limit
 from shared.protocol import subjects
-from shared.protocol.executors import ExecutorInfo
+from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.profiling.budgets import SloReport, SloState
 from shared.protocol.profiling.latency_models import LatencyModelRecord
 from shared.protocol.profiling.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 from shared.protocol.services import is_queue_at_work
+from shared.watch.follower import FIRST_S
 from shared.watch.stack_status import ping_all, slo_report
 
 ASKER = "profile"  # its name on the bus
@@ -118,8 +120,25 @@ async def _record(
 async def _executor(bus: Bus) -> ExecutorInfo:
     """One for all of its kind. Raises StackError for a stack with executors of several kinds, or none."""
     entries = await (await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)).entries()
-    infos = {entry.value.profile_key: entry.value for entry in entries if entry.value is not None}
+    registered = [entry.value for entry in entries if entry.value is not None]
+    infos = {info.profile_key: info for info in registered}
+    if len(infos) > 1:  # one may be of an executor that ended without a sign-off
+        alive = await _alive(bus)
+        infos = {info.profile_key: info for info in registered if info.epoch in alive}
     if len(infos) != 1:
         kinds = ", ".join(sorted(infos)) or "none"
         raise StackError(f"a search needs executors of one kind, with one budget; there are: {kinds}")
     return next(iter(infos.values()))
+
+
+async def _alive(bus: Bus) -> set[str]:
+    """The epochs of the executors that beat; membership only."""
+    epochs: set[str] = set()
+
+    async def on_heartbeat(beat: Heartbeat) -> None:
+        epochs.add(beat.info.epoch)
+
+    heartbeats = await bus.subscribe(subjects.HEARTBEATS, Heartbeat, on_heartbeat)
+    await asyncio.sleep(FIRST_S)
+    await heartbeats.stop()
+    return epochs
