@@ -24,13 +24,15 @@ class StepPlanner:
         self._plans: dict[int, StepPlan] = {}  # by step, of steps to come
         self._aborted: dict[str, None] = {}  # that these bring
         self._steps_since_idle = 0
+        self._num_given = 0  # requests to other executors, when it last had nothing to run
         self._tells_all = True
         self._ended: list[EndedRequest] = []  # since the last message
 
     @property
     def is_idle(self) -> bool:
-        """No step has started since it last had nothing to run."""
-        return not self._steps_since_idle
+        """No step has started since it last had nothing to run, and nothing has left meanwhile for another executor:
+        others may have waited for its blocks."""
+        return not self._steps_since_idle and self._num_given == self._replica.totals.handed_over
 
     @property
     def has_plan(self) -> bool:
@@ -94,6 +96,7 @@ class StepPlanner:
     def rest(self) -> None:
         """Nothing runs from here on."""
         self._steps_since_idle = 0
+        self._num_given = self._replica.totals.handed_over
 
     def idle_message(self) -> StepStarted:
         """What is held while no step runs, so that a plan can come."""

@@ -88,6 +88,28 @@ def tokens_of_one(preset: str, depth: int) -> dict[str, list[int]]:
     return played([make_setup(preset, depth)]).tokens
 
 
+@pytest.mark.parametrize("message_s", [0.0, 0.002])
+@pytest.mark.parametrize("handover", ["pulled", "pushed"])
+def test_where_one_that_leaves_was_in_the_way_of_the_next_that_begins_once_it_has_left(
+    handover: str, message_s: float
+) -> None:
+    """Of 40 blocks each needs 24, the relaxed executor's; it has nothing to run when one is on its way."""
+
+    def document(number: int) -> tuple[Request, PackedRequest]:
+        token_ids = [100_000 + 1000 * number + index for index in range(380)]
+        sampling = SamplingParams(40, seed=number, ignore_eos=True)
+        request = GenerateRequest(f"batch.{number}", Kind.OFFLINE, token_ids, sampling, 0.0)
+        return Request(request.request_id, Kind.OFFLINE, 380, 420), PackedRequest.of(request)
+
+    setup = make_setup("ooco", budget_ms=30.0, offline_handover=handover)
+    limits, spec = replace(setup.limits, num_blocks=40), structs.replace(setup.spec, num_blocks=40)
+    run = Watched(in_pools(replace(setup, limits=limits, spec=spec), 2, 1), message_s)
+    run.system.queue.add([document(number) for number in range(6)])
+    run.play([])
+    assert run.ended == Counter(f"batch.{number}" for number in range(6)) and run.moved[0] == run.moved[1] > 0
+    run.check_empty()
+
+
 @pytest.mark.parametrize("preset", ["hygen", "fcfs", "ooco", "echo"])
 @pytest.mark.parametrize(("num_executors", "num_strict"), [(2, 1), (3, 1), (4, 2)])
 @pytest.mark.parametrize("message_s", [0.0, 0.004])
