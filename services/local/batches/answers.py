@@ -123,7 +123,8 @@ class BatchAnswers:
 
 
 def answer_in(line: Json) -> Answer:
-    """Of a line of an output or an error file."""
+    """Of a line of an output or an error file. Several choices are a JSON list, and so are their reasons where they
+    differ."""
     response = line.get("response") or {}
     body: Json = response.get("body") or {}
     error = line.get("error") or body.get("error")
@@ -131,8 +132,9 @@ def answer_in(line: Json) -> Answer:
         return Answer(error=str(error.get("message", error)) if isinstance(error, dict) else str(error))
     if "choices" in body:
         choices = body["choices"]
-        texts = [_text_of(choice) for choice in choices]
-        finish_reason = choices[0].get("finish_reason") if choices else None
+        texts, reasons = [_text_of(choice) for choice in choices], [choice.get("finish_reason") for choice in choices]
+        is_one = len(set(reasons)) < 2
+        finish_reason = next(iter(reasons), None) if is_one else msgspec.json.encode(reasons).decode()
         return Answer(texts[0] if len(texts) == 1 else msgspec.json.encode(texts).decode(), finish_reason)
     if body.get("object") == "list":
         return Answer(_of_embeddings(body))

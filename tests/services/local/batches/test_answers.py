@@ -18,9 +18,10 @@ CALL, OTHER_CALL = CALLS[ToolFormat.HERMES]
 TOOLS = ToolUse(ToolFormat.HERMES, ["get_weather", "get_time"])
 
 
-def line_of(text: str) -> dict[str, Any]:
-    """As this server writes it, of an answer with that text."""
-    choices = [Choice(text, FinishReason.STOP)]
+def line_of(*texts: str, cut: int = 0) -> dict[str, Any]:
+    """As this server writes it, of choices with these texts, of which the last ``cut`` are cut."""
+    reasons = [*[FinishReason.STOP] * (len(texts) - cut), *[FinishReason.LENGTH] * cut]
+    choices = [Choice(text, reason) for text, reason in zip(texts, reasons, strict=True)]
     body = completion_body(AnswerHead(CHAT, "id", 0, "m"), choices, CompletionUsage.of(1, 1), TOOLS)
     return {"response": {"body": msgspec.to_builtins(body)}}
 
@@ -45,3 +46,9 @@ def test_calls_alone_are_the_answer(content: str | None) -> None:
 def test_calls_and_the_text_beside_them_are_both_in_the_answer() -> None:
     answer = json.loads(answer_in(line_of(f"I look.\n{CALL}")).answer or "")
     assert (answer["content"], names(answer["tool_calls"])) == ("I look.", ["get_weather"])
+
+
+@pytest.mark.parametrize(("cut", "reason"), [(0, "stop"), (2, "length"), (1, '["stop","length"]')])
+def test_of_several_choices_each_that_is_cut_is_told_of(cut: int, reason: str) -> None:
+    answer = answer_in(line_of("One.", "Two.", cut=cut))
+    assert (answer.answer, answer.finish_reason) == ('["One.","Two."]', reason)
