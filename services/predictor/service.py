@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 
 import msgspec
 
@@ -24,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 SETTLED_SHARE, CHANGING_SHARE = 0.01, 0.1  # of a core that fits may take, while models stay as they are and while not
 RETRY_S = 1.0  # after an error of the bus
-MAX_KINDS = 256  # of executors; samples and models of others are refused
+MAX_KINDS = 256  # of executors; samples and models of others are refused,
+FORGOTTEN_S = 3600.0  # unless nothing was heard for so long of one of these: it gives up its place
 
 
 class Predictor(Service):
@@ -113,8 +115,10 @@ class Predictor(Service):
 
     def _take_over(self, entry: Entry[LatencyModelRecord]) -> None:
         kind = self._kind(entry.key)
-        if kind is None:
-            return
+        if kind is not None:
+            self._publish_to(kind, entry)
+
+    def _publish_to(self, kind: WatchedKind, entry: Entry[LatencyModelRecord]) -> None:
         try:
             kind.publish(entry.value, entry.revision)
         except ValueError as error:
@@ -137,7 +141,7 @@ class Predictor(Service):
                 await asyncio.sleep(RETRY_S)
 
     async def _on_sample(self, sample: LatencySample) -> None:
-        kind, is_live = self._kind(sample.profile_key), sample.step > 0
+        kind, is_live = await self._heard(sample.profile_key), sample.step > 0
         if kind is None or not kind.add(sample.shape, sample.latency_ms, is_live):
             self._counts["samples_refused"] += 1
             return
@@ -217,8 +221,28 @@ class Predictor(Service):
     def _is_due(self, kind: WatchedKind) -> bool:
         return kind.has_news and len(kind.window) >= self._settings.min_samples
 
+    async def _heard(self, profile_key: str) -> WatchedKind | None:
+        """As ``_kind``, of which a sample has come; one that had given up its place knows its model again."""
+        is_known, kind = profile_key in self._kinds, self._kind(profile_key)
+        if kind is None:
+            return None
+        kind.heard_s = self._clock.monotonic_s()
+        if not is_known:
+            with suppress(BusError):  # as a rule it has none
+                self._publish_to(kind, await self._models.get(profile_key))
+        return kind
+
     def _kind(self, profile_key: str) -> WatchedKind | None:
         """None for one beyond MAX_KINDS."""
+        if profile_key not in self._kinds and len(self._kinds) >= MAX_KINDS:
+            self._make_place()
         if profile_key not in self._kinds and len(self._kinds) < MAX_KINDS:
             self._kinds[profile_key] = WatchedKind(self._settings.window)
         return self._kinds.get(profile_key)
+
+    def _make_place(self) -> None:
+        """Of models, drivers and numbers of threads that were once: what the bus has of them stays there."""
+        before_s = self._clock.monotonic_s() - FORGOTTEN_S
+        silent = {key: kind.heard_s for key, kind in self._kinds.items() if kind.heard_s < before_s}
+        if silent:
+            del self._kinds[min(silent, key=silent.__getitem__)]

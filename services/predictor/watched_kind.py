@@ -1,5 +1,7 @@
 """What the predictor knows about one profile key."""
 
+import math
+
 from services.predictor.drift import Drift, DriftDetector
 from services.predictor.fit import total_ms
 from services.predictor.window import SampleWindow
@@ -25,6 +27,7 @@ class WatchedKind:
         self.revision = 0
         self.model: FittedModel | None = None
         self.spec: EngineSpec | None = None  # of its executors, once one is known
+        self.heard_s = -math.inf  # monotonic, of its last sample
         self._detector: DriftDetector | None = None
         self._goes_by_sweeps = True  # nothing else is known of the machine
 

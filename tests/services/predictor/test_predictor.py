@@ -152,6 +152,27 @@ async def test_models_of_ever_new_kinds_are_no_more_than_kinds_may_be(
         assert service.details()["profiles"] == 2
 
 
+async def test_kinds_that_are_heard_no_more_make_room_for_new_ones(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bus keeps the model of every kind that there ever was: once these were MAX_KINDS no new one got any."""
+    monkeypatch.setattr("services.predictor.service.MAX_KINDS", 2)
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    once = LatencyModelRecord("once", LinearCoefficients(SLOWER.coefficients()), 100, 0.01, 1.0)
+    for number in range(3):
+        await models.put(f"once-{number}", msgspec.structs.replace(once, profile_key=f"once-{number}"))
+    service = predictor(bus)
+    async with running(service):
+        await send(bus, mixed_shapes(100), key="new")
+        assert (await model_of(bus, "new")).profile_key == "new"
+        await send(bus, mixed_shapes(100), key="newer")
+        assert (await model_of(bus, "newer")).profile_key == "newer"
+        await send(bus, mixed_shapes(30), key="third")
+        await until(lambda: service.details()["samples_refused"] == 30)  # those two are heard
+        monkeypatch.setattr("services.predictor.service.FORGOTTEN_S", -1.0)
+        await send(bus, [make_shape((), [100])], SLOWER, key="once-0")
+        await until(lambda: "once-0" in service._kinds and service._kinds["once-0"].record is not None)
+        assert service.details()["profiles"] == 2
+
+
 async def test_a_model_lost_from_the_bus_is_published_again(bus: Bus) -> None:
     """Without a sample or a fit: offline work may wait for it, and no step be run."""
     async with running(predictor(bus, refit_interval_s=1e6)):
