@@ -4,6 +4,7 @@ from collections.abc import Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
 from pydantic import WithJsonSchema
 
 from services.gateway.api.context import context_of
@@ -30,7 +31,9 @@ RoleName = Annotated[Role, WithJsonSchema({"type": "string", "enum": [role.value
 async def status(request: Request) -> Response:
     """Every process of the stack, its executors, its queues, and the batches that the key sees."""
     context, tenant = context_of(request), tenant_of(request)
-    return JsonResponse(await ask_stack(context.bus, lambda: context.dashboard.view(tenant)))
+    report = await ask_stack(context.bus, lambda: context.dashboard.view(tenant))
+    names = ", ".join(model.served.name for model in context.models)  # by which clients ask for them
+    return JsonResponse(replace(report, status=replace(report.status, model=names)))
 
 
 @router.post("/executors/{executor_id}/drain", **answers(HEARTBEAT))

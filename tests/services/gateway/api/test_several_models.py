@@ -52,8 +52,13 @@ def test_what_cannot_be_served_is_named_and_the_others_are_served(rig: GatewayRi
 
 
 def test_one_that_cannot_be_served_is_told_where_people_look(rig: GatewayRig) -> None:
-    processes = rig.http.get("/status").json()["status"]["processes"]
-    assert [each["health"] for each in processes if each["name"] == "gateway"] == ["no executor of c is alive"]
+    status = rig.http.get("/status").json()["status"]
+    healths = [each["health"] for each in status["processes"] if each["name"] == "gateway"]
+    assert healths == ["no executor of c is alive"]
+
+
+def test_models_are_told_by_the_names_that_clients_ask_for(rig: GatewayRig) -> None:
+    assert rig.http.get("/status").json()["status"]["model"] == f"{MODEL}, bee, c"
 
 
 def test_metrics_tell_how_many_executors_take_requests_of_each(rig: GatewayRig) -> None:
