@@ -508,6 +508,17 @@ def test_who_knows_of_all_models_is_told_what_their_pods_have() -> None:
     assert engines == ["torch", "sim", "torch"], "each model's is that of its own pool"
 
 
+def test_who_prepares_a_model_knows_its_engine_where_the_defaults_name_the_model() -> None:
+    values: Object = {
+        "model": {"volume": {"type": "emptyDir"}},
+        "otherModels": [{"name": "b", "source": "b", "short": "b"}],
+        "executorDefaults": {"model": "b", "engine": "sim"},
+        "executors": [{"name": "a", "model": values_of("default")["model"]["name"], "engine": "torch"}, {"name": "b"}],
+    }
+    gateway = one(render(values), "Deployment", "slackwater-gateway")["spec"]["template"]["spec"]
+    assert [environment(each)["ENGINE"] for each in gateway["initContainers"]] == ["torch", "sim"]
+
+
 def test_all_who_answer_clients_know_the_names_of_each_model_and_how_it_samples() -> None:
     first = {"servedModelName": ["large", "default"], "generationConfig": "none"}
     objects = render(SEVERAL | {"model": first})

@@ -97,8 +97,9 @@
 {{- define "slackwater.model.engine" -}}
 {{- $found := "" }}
 {{- range .root.Values.executors }}
-{{- if and (not $found) (eq (.model | default $.root.Values.model.name) $.model.name) }}
-{{- $found = .engine | default $.root.Values.executorDefaults.engine }}
+{{- $pool := include "slackwater.pool" (dict "root" $.root "pool" .) | fromJson }}
+{{- if and (not $found) (eq ($pool.model | default $.root.Values.model.name) $.model.name) }}
+{{- $found = $pool.engine }}
 {{- end }}
 {{- end }}
 {{- $found }}
