@@ -8,14 +8,13 @@ import msgspec
 
 from shared.openai.completions.answers import AnswerHead, CompletionUsage
 from shared.openai.completions.requests import CHAT
+from shared.openai.event_json import event_json
 from shared.openai.objects import error_body
 from shared.openai.shown_prompt import Echo, ShownPrompt
 from shared.openai.shown_text import LogprobsShape, ShownToken
 from shared.openai.tools.calls import Piece, ToolCallParser, ToolUse
 from shared.openai.tools.definitions import finish_reason_of, message_call
 from shared.protocol.sampling import FinishReason, SamplingParams
-
-_json = msgspec.json.Encoder()
 
 DONE = b"data: [DONE]\n\n"
 
@@ -33,7 +32,7 @@ class ChunkWriter:
     def __post_init__(self) -> None:
         self._chat = self.head.endpoint == CHAT
         common = {"object": "chat.completion.chunk" if self._chat else "text_completion"} | self.head.fields()
-        self._head = b"data: " + _json.encode(common)[:-1]
+        self._head = b"data: " + event_json(common)[:-1]
         self._usage = b',"usage":null' if self.include_usage else b""
         delta = b'"delta":{"content":' if self._chat else b'"text":'
         texts = b',"choices":[{"index":%d,"logprobs":null,"finish_reason":null,' + delta
@@ -51,7 +50,7 @@ class ChunkWriter:
     def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
         """More of a choice's text; ``tokens``: those with logprobs that begin in it. Empty where none is shown yet."""
         if self.logprobs is None or not tokens:
-            return self._text_heads[index] + _json.encode(text) + self._text_end + self._tail(index)
+            return self._text_heads[index] + event_json(text) + self._text_end + self._tail(index)
         return self._chunk(index, {"content": text} if self._chat else {"text": text}, tokens=tokens)
 
     def reasoning(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
@@ -66,11 +65,11 @@ class ChunkWriter:
         """After the last choice's end: the usage, where the client asked for it, and that nothing follows."""
         if not self._usage:
             return DONE
-        return self._head + b',"choices":[],"usage":' + _json.encode(usage) + b"}\n\n" + DONE
+        return self._head + b',"choices":[],"usage":' + event_json(usage) + b"}\n\n" + DONE
 
     def fail(self, why: str) -> bytes:
         """Instead of what is left, ``end`` included, where a choice cannot be gone on with."""
-        return b"data: " + _json.encode(error_body(why, "server_error")) + b"\n\n"
+        return b"data: " + event_json(error_body(why, "server_error")) + b"\n\n"
 
     def _chunk(
         self, index: int, content: dict[str, Any], finish_reason: str | None = None, tokens: Sequence[ShownToken] = ()
@@ -86,13 +85,13 @@ class ChunkWriter:
         return self.logprobs
 
     def _event(self, choice: dict[str, Any]) -> bytes:
-        return self._head + b',"choices":[' + _json.encode(choice) + b"]" + self._tail(choice["index"])
+        return self._head + b',"choices":[' + event_json(choice) + b"]" + self._tail(choice["index"])
 
     def _tail(self, index: int) -> bytes:
         """Of a chunk of the choice."""
         if self.usage_so_far is None:
             return self._plain_tail
-        return b',"usage":' + _json.encode(self.usage_so_far(index)) + b"}\n\n"
+        return b',"usage":' + event_json(self.usage_so_far(index)) + b"}\n\n"
 
 
 @dataclass

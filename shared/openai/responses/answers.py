@@ -7,12 +7,11 @@ import msgspec
 from msgspec.structs import replace
 
 from shared.openai.completions.answers import CompletionUsage
+from shared.openai.event_json import event_json
 from shared.openai.responses.requests import ResponseRequest
 from shared.openai.shown_text import ShownToken
 from shared.protocol.offline.batches import Usage
 from shared.protocol.sampling import FinishReason
-
-_encoder = msgspec.json.Encoder()
 
 OUTPUT_INDEX = CONTENT_INDEX = 0  # there is one message of one text
 RESPONSE_PREFIX = "resp_"
@@ -188,7 +187,7 @@ class ResponseEvents:
         return self._event("response.failed", response=failed)
 
     def _event(self, type: str, **fields: Any) -> bytes:
-        data = _encoder.encode({"type": type, "sequence_number": self._number} | fields)
+        data = event_json({"type": type, "sequence_number": self._number} | fields)
         self._number += 1
         return b"event: " + type.encode() + b"\ndata: " + data + b"\n\n"
 
