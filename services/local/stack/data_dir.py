@@ -82,10 +82,7 @@ class DataDir:
             raise self._unusable(error) from error
         with lock:
             if not _taken(lock, fcntl.LOCK_EX, tries=LOCK_TRIES):
-                holder = _holder_in(lock)
-                raise StackError(
-                    f"another stack (pid {holder}) uses {self.path}; stop it, or choose another with --data-dir"
-                )
+                raise self._used_by(_holder_in(lock))
             try:
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n".encode())
@@ -135,6 +132,15 @@ class DataDir:
                 return None if _taken(lock, fcntl.LOCK_SH) else _holder_in(lock)
         except FileNotFoundError:
             return None
+
+    def require_unused(self) -> None:
+        """Raises StackError where another stack has it, as far as one can see."""
+        with contextlib.suppress(OSError):
+            if (holder := self.holder()) is not None:
+                raise self._used_by(holder)
+
+    def _used_by(self, holder: str) -> StackError:
+        return StackError(f"another stack (pid {holder}) uses {self.path}; stop it, or choose another with --data-dir")
 
     def _unusable(self, error: OSError) -> StackError:
         return StackError(f"cannot use the data directory {self.path}: {error.strerror}")

@@ -66,8 +66,12 @@ class Supervisor:
 
     async def run(self) -> int:
         """Until a signal; the exit status. Raises StackError where the stack cannot start."""
-        with self._data_dir.locked():  # first: the port may be taken by the stack that has the folder
+        try:
             require_free(self._options.host, self._options.port)
+        except StackError:
+            self._data_dir.require_unused()  # by a stack that has the port too: then that is what is told
+            raise
+        with self._data_dir.locked():
             self._handle_signals()
             try:
                 async with self._keeping:
