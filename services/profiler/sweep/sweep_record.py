@@ -19,6 +19,7 @@ from shared.protocol.profiling.measurements import MeasuredShape
 
 logger = logging.getLogger(__name__)
 
+KV_GROWTH = 2  # a KV cache so many times as large is read in batches of which a sweep says enough
 VERSION = 2  # 2: shapes tell the context of prefill chunks
 SAFE_KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
 
@@ -37,6 +38,7 @@ class SweepRecord(msgspec.Struct, frozen=True):
     measured_at_s: float
     measurements: list[MeasuredShape]
     architecture: Architecture | None = None  # None: of no dense decoder, or of a version that did not note it
+    num_kv_tokens: int | None = None  # that the KV cache had room for; None: of a version that did not note it
 
     @classmethod
     def of(cls, info: ExecutorInfo, measurements: list[MeasuredShape], measured_at_s: float) -> SweepRecord:
@@ -45,11 +47,11 @@ class SweepRecord(msgspec.Struct, frozen=True):
         sizes = info.largest_sizes
         limits = (sizes.max_num_batched_tokens, sizes.max_num_seqs, spec.max_model_len)
         ids = (info.profile_key, spec.model, spec.engine, spec.device)
-        return cls(VERSION, *ids, *limits, measured_at_s, measurements, spec.architecture)
+        return cls(VERSION, *ids, *limits, measured_at_s, measurements, spec.architecture, info.num_kv_tokens)
 
     def covers(self, info: ExecutorInfo) -> bool:
-        """False where the executor may run larger batches than were measured, and where it has another model under the
-        same key: as a rule a model's name is that of its folder."""
+        """False where the executor may run larger batches than were measured, or over far more KV, and where it has
+        another model under the same key: as a rule a model's name is that of its folder."""
         sizes, spec = info.largest_sizes, info.spec
         is_same = self.model == spec.model and (self.architecture is None or self.architecture == spec.architecture)
         return (
@@ -57,6 +59,7 @@ class SweepRecord(msgspec.Struct, frozen=True):
             and sizes.max_num_batched_tokens <= self.max_num_batched_tokens
             and sizes.max_num_seqs <= self.max_num_seqs
             and spec.max_model_len <= self.max_model_len
+            and (self.num_kv_tokens is None or info.num_kv_tokens <= KV_GROWTH * self.num_kv_tokens)
         )
 
     def is_sound(self) -> bool:

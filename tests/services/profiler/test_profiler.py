@@ -173,6 +173,15 @@ async def test_another_model_under_the_same_key_is_measured(
                 assert (len(executor.asked) > before) is is_first
 
 
+def test_a_sweep_over_little_kv_covers_no_executor_with_much() -> None:
+    """Decodes over 128,000 tokens of KV were predicted at 0.7 to 3 times theirs by batches over 4,096 at most."""
+    few, some, many = (executor_info(num_blocks=number, max_model_len=4096) for number in (256, 500, 20000))
+    record = SweepRecord.of(few, [], 0.0)
+    assert record.covers(few) and record.covers(some) and not record.covers(many)
+    assert SweepRecord.of(many, [], 0.0).covers(few)
+    assert replace(record, num_kv_tokens=None).covers(many)  # of a version that did not note it
+
+
 async def test_a_corrupt_cache_file_is_reported_and_replaced(
     bus: Bus, tmp_path: Path, predictor: Predictor, caplog: pytest.LogCaptureFixture
 ) -> None:
