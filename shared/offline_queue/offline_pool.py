@@ -166,8 +166,10 @@ class OfflinePool:
         return self._items[request_id].num_failures >= SUSPECT_FAILURES
 
     def holds_suspect(self, executor_id: str) -> bool:
-        """The executor runs one already. A second one would hide which of them breaks it."""
-        return any(item.num_failures >= SUSPECT_FAILURES for item in self._assigned.get(executor_id, {}).values())
+        """The executor runs one already. A second one would hide which of them breaks it. One that has ended there is
+        none: nothing would be planned when its result is seen."""
+        there = self._assigned.get(executor_id, {}).values()
+        return any(item.num_failures >= SUSPECT_FAILURES and not item.is_ending for item in there)
 
     def discard(self, request_ids: list[str]) -> None:
         """Ended or cancelled: forget them, and tell the executors that hold them."""

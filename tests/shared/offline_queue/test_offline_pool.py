@@ -225,7 +225,8 @@ class PoolMachine(RuleBasedStateMachine):
         for executor_id in EXECUTORS:
             there = [each for each, holder in self.holders.items() if holder == executor_id]
             assert self.pool.holds_any(executor_id) is bool(there)
-            assert self.pool.holds_suspect(executor_id) is any(map(self.pool.is_suspect, there))
+            running = [each for each in there if not self.pool.has_ended(each)]
+            assert self.pool.holds_suspect(executor_id) is any(map(self.pool.is_suspect, running))
             assert [each for each in IDS if self.pool.is_held(each, executor_id)] == sorted(there)
         self.pool.check_integrity()
 

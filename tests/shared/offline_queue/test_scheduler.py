@@ -222,6 +222,20 @@ def test_suspects_run_one_at_a_time_beside_the_others(make_peer: MakePeer) -> No
     assert most_held > 4
 
 
+def test_the_next_suspect_runs_though_the_result_of_the_one_before_is_not_seen_yet(make_peer: MakePeer) -> None:
+    """The executor says once that it has nothing to run."""
+    peer = make_peer(Policy(200.0))
+    peer.pool.add([make_offline(n) for n in range(3)])
+    for number in range(3):
+        peer.pool.retry(f"batch_1.{number}", SUSPECT_FAILURES)
+    peer.say(idle=True)
+    while peer.plan is not None:
+        while peer.run_step():
+            assert len(peer.replica.tell()) <= 1
+        peer.pool.discard(list(peer.results))
+    assert len(peer.results) == 3
+
+
 @pytest.fixture
 def beside(make_peer: MakePeer) -> Peer:
     """A peer beside whose online request the next plan admits three offline ones."""
