@@ -148,9 +148,12 @@ class Profiler(Service):
         self._files.path(profile_key)  # a key that cannot be stored is not measured
         self._progress.enter(profile_key, SweepState.SWEEPING)
         on_progress = partial(self._progress.count, profile_key)
-        measurements = await Sweep(self._bus, self._load, self._clock, info, on_progress).run()
-        record = SweepRecord.of(info, measurements, self._clock.unix_s())
-        await asyncio.to_thread(self._files.store, record)
+        sweep = Sweep(self._bus, self._load, self._clock, info, on_progress)
+        record = SweepRecord.of(info, await sweep.run(), self._clock.unix_s())
+        if sweep.is_cut:
+            logger.info("sweep not cached: the executor had work", extra=_ids(info))
+        else:
+            await asyncio.to_thread(self._files.store, record)
         return record
 
     async def _again(self, info: ExecutorInfo, reconnects: int) -> None:

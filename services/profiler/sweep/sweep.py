@@ -49,6 +49,7 @@ class Sweep:
     info: ExecutorInfo
     on_progress: Progress
     limit_s: float = LIMIT_S
+    is_cut: bool = field(init=False, default=False)  # the executor had work until the time was up
     _measured: list[MeasuredShape] = field(init=False, default_factory=list)
     _best_ms_per_token: float | None = field(init=False, default=None)
 
@@ -127,6 +128,7 @@ class Sweep:
         except TimeoutError:
             if len(self._measured) < ENOUGH_SHAPES:
                 raise ExecutorBusyError(f"executor {self.info.executor_id} was not idle long enough") from None
+            self.is_cut = True
 
     def _expected_s(self, shape: MeasureShape) -> float:
         """By the best rate so far, which small shapes, dominated by the fixed cost, overstate."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from services.profiler.sweep.load_watch import LoadWatch
 from services.profiler.sweep.shapes import MOST, fits, num_tokens, sweep_shapes
-from services.profiler.sweep.sweep import ExecutorBusyError, ExecutorSilentError, Sweep
+from services.profiler.sweep.sweep import ENOUGH_SHAPES, ExecutorBusyError, ExecutorSilentError, Sweep
 from services.profiler.sweep.sweep_record import SweepFiles, SweepRecord
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -267,6 +268,33 @@ async def test_a_busy_executor_is_profiled_once_it_is_idle(bus: Bus, tmp_path: P
 
         await until(beats_until_done)
     assert len(executor.asked) > 10
+
+
+async def test_a_sweep_that_work_has_cut_short_is_not_cached(
+    bus: Bus, tmp_path: Path, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of twelve shapes a model may be off by ten times elsewhere: live steps tell more soon, but it was used at each
+    later start, too."""
+    monkeypatch.setattr("services.profiler.service.Sweep", partial(Sweep, limit_s=2.0))
+    executor = MeasuringExecutor(bus, executor_info(**SMALL))
+    busy_from = ENOUGH_SHAPES + 2  # the first warms it up
+
+    def refuse(_: MeasureShape) -> str:
+        executor.busy = len(executor.asked) >= busy_from
+        return ""
+
+    executor.refuses = refuse
+    files, first = SweepFiles(tmp_path / "profiles"), profiler(bus, tmp_path)
+    async with executor:
+        async with running(first):
+            await until(lambda: is_done(first))
+        assert len(first._measured[KEY][1].measurements) == busy_from - 1 and files.load(KEY) is None
+        executor.busy, busy_from = False, 1000
+        again = profiler(bus, tmp_path)
+        async with running(again):
+            await until(lambda: is_done(again))
+        stored = files.load(KEY)
+        assert stored is not None and len(stored.measurements) > ENOUGH_SHAPES + 2
 
 
 async def test_a_refused_shape_is_left_out_and_refusing_all_is_a_failure(
