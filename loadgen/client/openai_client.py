@@ -23,6 +23,7 @@ CONTROL_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 600.0
 MAX_ERROR_CHARS = 300
 EVENT_STREAM = "text/event-stream"
+SHOULD_RETRY = "x-should-retry"  # OpenAI's header of refusals
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -81,6 +82,7 @@ class OpenAIClient:
                 self._root + request.path, data=request.body, headers=self._headers, timeout=self._timeout
             ) as response:
                 record.status, record.retry_after_s = response.status, _retry_after_s(response)
+                record.is_for_good = response.headers.get(SHOULD_RETRY) == "false"
                 if response.status != 200:
                     record.error = f"{response.status}: {error_message(await response.read())}"
                 else:

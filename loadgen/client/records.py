@@ -21,6 +21,7 @@ class RequestRecord:
     error: str | None = None
     status: int | None = None  # of the answer, where one has begun
     retry_after_s: float | None = None  # where the server says when to come back
+    is_for_good: bool = False  # the server says that it is not to be asked again, as where a key's budget is used up
     timed_out: bool = False  # the answer was not whole in time
     disconnected: bool = False  # there was no connection, or it broke before an answer began
     goes_again: bool = False  # was not taken, and will be sent anew after a pause
@@ -38,7 +39,7 @@ class RequestRecord:
     @property
     def not_taken(self) -> bool:
         """The server is away, or says that it cannot do it now: later it may."""
-        return self.disconnected or self.status in NOT_NOW
+        return self.disconnected or (self.status in NOT_NOW and not self.is_for_good)
 
     def is_shorter_than(self, num_tokens: int) -> bool:
         """The answer came whole with fewer, by the server's count."""

@@ -33,6 +33,7 @@ class OpenAIServer:
     refused_prompts: tuple[str, ...] = ()  # lines of batches that fail at once
     fail_with: int | None = None
     refusal: Callable[[], str] = lambda: "out of order"
+    refuses_for_good: bool = False  # and says so
     longest: int | None = None  # answer, whatever is asked
     answers_instead: str | None = None  # of a stream
     breaks_with: str | None = None  # what streams say instead of all but their first token
@@ -92,8 +93,8 @@ class OpenAIServer:
         return [body for body in self.bodies if body["max_tokens"] > 1]
 
 
-def refusal(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
+def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status, headers)
 
 
 def letters_per_three(text: str) -> int:
@@ -222,7 +223,8 @@ def make_app(server: OpenAIServer) -> FastAPI:
         if body["max_tokens"] > 1 and (is_over or server.fail_with is not None):
             server.num_refused += 1
             server.changed.set()
-            return refusal(server.fail_with or 500, server.refusal())
+            headers = {"x-should-retry": "false"} if server.refuses_for_good else None
+            return refusal(server.fail_with or 500, server.refusal(), headers)
         if server.answers_instead is not None:
             return Response(server.answers_instead)
         server.bodies.append(body)

@@ -588,12 +588,16 @@ async def test_a_backlog_that_is_drained_ends_soon_after_its_server_has_gone_for
     assert int(again.split()[-2]) < 30, again
 
 
-async def test_a_plain_request_that_is_refused_for_good_goes_once(plan: ReplayPlan, server: OpenAIServer) -> None:
-    server.fail_with = 400
+@pytest.mark.parametrize("status", [400, 429])
+async def test_a_plain_request_that_is_refused_for_good_goes_once(
+    plan: ReplayPlan, server: OpenAIServer, status: int
+) -> None:
+    """The second: as where a key's budget is used up, which the server says is not to be waited for."""
+    server.fail_with, server.refuses_for_good = status, status == 429
     report = await run(replace(plan, requests=[], prompts=plan.prompts[:9], offline_mode="requests"), server)
     assert report.offline is not None
     assert (report.offline.completed, report.offline.errors, server.num_refused) == (0, 9, 9)
-    assert "replay: 9 offline requests failed: 400: out of order" in report.notes
+    assert f"replay: 9 offline requests failed: {status}: out of order" in report.notes
 
 
 async def test_tokens_of_plain_requests_are_counted_as_those_of_a_batch(plan: ReplayPlan, server: OpenAIServer) -> None:
