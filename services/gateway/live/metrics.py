@@ -68,7 +68,10 @@ class GenerationMetrics:
         self._vllm.tokens(generation, now_s, num_tokens)
 
     def finished(self, generation: Generation, finish_reason: FinishReason) -> None:
-        """It has had all of its tokens. It is not timed where it was not answered whole."""
+        """It has had all of its tokens. It is not timed where it was not answered whole. An embedding ends with its
+        prompt: it is told of as vLLM does, and not as what is cut at its limit of tokens."""
+        if generation.request.sampling.embedding is not None and finish_reason is FinishReason.LENGTH:
+            finish_reason = FinishReason.STOP
         self._finished.add(1, {"reason": finish_reason.value})
         self._cached_tokens.add(generation.num_cached_tokens)
         if finish_reason in ENDS_WELL and generation.last_token_s is not None:

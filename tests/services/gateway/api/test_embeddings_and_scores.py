@@ -211,6 +211,18 @@ def held_online(rig: GatewayRig) -> float:
     return sum(rig.metric(name) for name in names)
 
 
+@pytest.mark.parametrize(("tier", "kind"), [("default", ""), ("flex", "flex_")])
+def test_an_embedding_is_none_of_the_answers_that_were_cut(rig: GatewayRig, tier: str, kind: str) -> None:
+    names = (f"slackwater_{kind}finished_requests_total", "reason"), ("vllm:request_success_total", "finished_reason")
+
+    def counted() -> list[float]:
+        return [rig.metric(name, **{label: reason}) for name, label in names for reason in ("stop", "length")]
+
+    before = counted()
+    assert post(rig, input=TEXTS, service_tier=tier).status_code == 200
+    assert [after - first for after, first in zip(counted(), before, strict=True)] == [3, 0, 3, 0]
+
+
 @pytest.mark.parametrize("prompt", [PROMPT, [PROMPT_IDS]])
 def test_an_echo_has_the_prompts_tokens_before_those_of_the_output(rig: GatewayRig, prompt: Any) -> None:
     plain = rig.openai.completions.create(prompt=prompt, logprobs=2, **OPTIONS).choices[0]
