@@ -74,8 +74,7 @@ class StackQuestions:
             profiles = {status.profile_key: await self._profile(status) for status in report.executors}
             statuses = await ping_each(self._bus)
         except BusError:
-            unwell = "the bus does not answer: what is shown is old"
-            return StackAnswers(unwell=[unwell], restarts=self._restarts.counts)
+            return self._without_bus()
         except msgspec.DecodeError as error:
             return StackAnswers(unwell=[f"a service of another version answers: {error}"])
         now_s = self._clock.monotonic_s()
@@ -83,6 +82,8 @@ class StackQuestions:
         self._heard |= {_process(status): (now_s, status) for status in statuses}
         self._heard = {each: heard for each, heard in self._heard.items() if heard[0] > now_s - SILENT_S}
         processes = [status for _, (_, status) in sorted(self._heard.items())]
+        if not (processes or report.executors):  # not even this gateway, which is asked over the bus like all others
+            return self._without_bus()
         queues = [status.details for status in processes if is_queue_at_work(status.name)]
         names = dict.fromkeys(status.name for status in processes)
         ill = {status.name for status in processes if not status.is_well}
@@ -95,6 +96,10 @@ class StackQuestions:
             restarts=self._restarts.counts,
             processes=processes,
         )
+
+    def _without_bus(self) -> StackAnswers:
+        unwell = "the bus does not answer: what is shown is old"
+        return StackAnswers(unwell=[unwell], restarts=self._restarts.counts)
 
     async def _profile(self, status: SloStatus) -> SloProfileRecord | None:
         """Read once, until there is a newer one."""

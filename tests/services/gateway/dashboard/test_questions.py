@@ -50,3 +50,10 @@ async def test_each_of_several_gateways_is_told_of(nats_url: str, bus: Bus) -> N
     assert [each.started_s for each in told.processes if each.name == "gateway"] == [10.0, 20.0]
     assert told.unwell == ["gateway (pid 7): no executor is alive"]
     assert told.up == {"gateway": False, "offline-queue": True, "predictor": True, "profiler": True}
+
+
+async def test_where_nobody_answers_it_is_the_bus(bus: Bus) -> None:
+    """The gateway that asks would answer itself, whoever else is gone: a server that hangs is told of as one that is
+    away, and metrics say of no service that it is not well."""
+    told = await StackQuestions(bus, SystemClock(), ["model"]).ask()
+    assert told.unwell == ["the bus does not answer: what is shown is old"] and told.up == {}
