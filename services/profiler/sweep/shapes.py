@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, zip_longest
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.profiling.measurements import MeasureShape, PrefillChunk
 from shared.scheduling.step_sizes import PROMPT_TOKENS, USUAL, StepSizes
@@ -59,6 +61,14 @@ def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
 def num_tokens(shape: MeasureShape) -> int:
     """Tokens that one step computes."""
     return sum(chunk.num_tokens for chunk in shape.prefills) + len(shape.decode_context_lens)
+
+
+def half_of(shape: MeasureShape) -> MeasureShape | None:
+    """Chunks half as long, over as much KV, and half the decodes; None where it has no half."""
+    chunks = [PrefillChunk(max(1, each.num_tokens // 2), each.num_computed_tokens) for each in shape.prefills]
+    decodes = shape.decode_context_lens[: -(-len(shape.decode_context_lens) // 2)]
+    half = replace(shape, prefills=chunks, decode_context_lens=decodes)
+    return half if num_tokens(half) < num_tokens(shape) else None
 
 
 def _largest(info: ExecutorInfo) -> StepSizes:

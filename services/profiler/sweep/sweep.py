@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from services.profiler.sweep.load_watch import LoadWatch
-from services.profiler.sweep.shapes import num_tokens, sweep_shapes, warm_up_shape
+from services.profiler.sweep.shapes import half_of, num_tokens, sweep_shapes, warm_up_shape
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import NoResponderError, SlackwaterError
@@ -22,6 +22,7 @@ LIMIT_S = 24.0  # no shape starts after this
 GRACE_S = 5.0  # for the shape that runs at the limit: a sweep takes less than 30 s
 SILENCE_S = 5.0  # without a heartbeat: the executor is gone
 ENOUGH_SHAPES = 12
+MOST_SHARE = 0.5  # of the time that is left, for one shape
 PROGRESS_EVERY = 10
 
 Progress = Callable[[int, int], None]
@@ -39,6 +40,27 @@ class NothingMeasuredError(SlackwaterError):
     """An executor refused every shape, or was too slow for any."""
 
 
+class Speed:
+    """How long a batch may take, by those measured so far: what the one with the fewest tokens took, and for each token
+    more the least that any other shows. Where there is no other, all of its time counts as that of its tokens."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}  # tokens -> the shortest milliseconds
+
+    def add(self, num_tokens: int, latency_ms: float) -> None:
+        """A batch of so many tokens has taken so long."""
+        self._known[num_tokens] = min(latency_ms, self._known.get(num_tokens, latency_ms))
+
+    def expected_ms(self, num_tokens: int) -> float:
+        """0 where nothing was measured."""
+        if not self._known:
+            return 0.0
+        fewest = min(self._known)
+        least_ms = self._known[fewest]
+        others = (max(0.0, ms - least_ms) / (tokens - fewest) for tokens, ms in self._known.items() if tokens > fewest)
+        return max(least_ms, least_ms + min(others, default=least_ms / fewest) * (num_tokens - fewest))
+
+
 @dataclass
 class Sweep:
     """Measures one executor; each measurement goes to the predictor as it comes."""
@@ -51,28 +73,31 @@ class Sweep:
     limit_s: float = LIMIT_S
     is_cut: bool = field(init=False, default=False)  # the executor had work until the time was up
     _measured: list[MeasuredShape] = field(init=False, default_factory=list)
-    _best_ms_per_token: float | None = field(init=False, default=None)
+    _speed: Speed = field(init=False, default_factory=Speed)
 
     def __post_init__(self) -> None:
         self._end_s = self.clock.monotonic_s() + self.limit_s
 
     async def run(self) -> list[MeasuredShape]:
-        """In the order of ``sweep_shapes``, as far as the time goes.
+        """In the order of ``sweep_shapes``, as far as the time goes; in the place of one that may take too much of it a
+        smaller one, so that a slow executor has prompts of some length measured, too.
 
         Raises ExecutorSilentError, ExecutorBusyError and NothingMeasuredError.
         """
-        shapes = sweep_shapes(self.info)
+        shapes, asked = sweep_shapes(self.info), list[MeasureShape]()
         self._log("sweep started", 0, len(shapes))
         await self._measure(warm_up_shape(self.info))
         for done, shape in enumerate(shapes):
             self.on_progress(done, len(shapes))
             if done and done % PROGRESS_EVERY == 0:
                 self._log("sweep goes on", done, len(shapes))
-            if self._expected_s(shape) >= self._left_s():
-                continue  # a smaller one may still fit the time
-            measured = await self._measure(shape)
+            fitting = self._fitting(shape)
+            if fitting is None or fitting in asked:
+                continue
+            asked.append(fitting)
+            measured = await self._measure(fitting)
             if measured is not None:
-                await self._keep(shape, measured)
+                await self._keep(fitting, measured)
         if not self._measured:
             raise NothingMeasuredError(f"executor {self.info.executor_id} ran none of {len(shapes)} shapes")
         self.on_progress(len(shapes), len(shapes))
@@ -81,8 +106,7 @@ class Sweep:
 
     async def _keep(self, shape: MeasureShape, measured: MeasuredShape) -> None:
         self._measured.append(measured)
-        rate = min(measured.latencies_ms) / num_tokens(shape)
-        self._best_ms_per_token = min(rate, self._best_ms_per_token or rate)
+        self._speed.add(num_tokens(shape), min(measured.latencies_ms))
         await publish_samples(self.bus, self.info, [measured])
 
     async def _measure(self, shape: MeasureShape) -> MeasuredShape | None:
@@ -130,9 +154,15 @@ class Sweep:
                 raise ExecutorBusyError(f"executor {self.info.executor_id} was not idle long enough") from None
             self.is_cut = True
 
+    def _fitting(self, shape: MeasureShape) -> MeasureShape | None:
+        """The shape, or as much of it as may take MOST_SHARE of the time that is left; None where nothing does."""
+        fitting: MeasureShape | None = shape
+        while fitting is not None and self._expected_s(fitting) >= MOST_SHARE * self._left_s():
+            fitting = half_of(fitting)
+        return fitting
+
     def _expected_s(self, shape: MeasureShape) -> float:
-        """By the best rate so far, which small shapes, dominated by the fixed cost, overstate."""
-        return (self._best_ms_per_token or 0.0) * num_tokens(shape) * shape.repeats / 1e3
+        return self._speed.expected_ms(num_tokens(shape)) * shape.repeats / 1e3
 
     def _left_s(self) -> float:
         return self._end_s - self.clock.monotonic_s()

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from services.predictor.fit import fit_best
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
+from services.predictor.window import Observation
 from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from services.profiler.sweep.load_watch import LoadWatch
@@ -39,6 +41,8 @@ from tests.services.profiler.profiling import (
     running,
     until,
 )
+from tests.shared.latency.shapes import make_shape
+from tests.shared.replica.test_readers import ManualClock
 
 SMALL = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 256, "num_blocks": 200}
 
@@ -295,6 +299,37 @@ async def test_a_sweep_that_work_has_cut_short_is_not_cached(
             await until(lambda: is_done(again))
         stored = files.load(KEY)
         assert stored is not None and len(stored.measurements) > ENOUGH_SHAPES + 2
+
+
+class SlowExecutor(MeasuringExecutor):
+    """So many times as slow; the clock goes on by what it measures."""
+
+    def __init__(self, bus: Bus, info: ExecutorInfo, factor: float, clock: ManualClock) -> None:
+        super().__init__(bus, info)
+        self._factor, self._clock = factor, clock
+
+    async def _answer(self, shape: MeasureShape) -> MeasuredShape:
+        measured = await super()._answer(shape)
+        latencies_ms = [self._factor * latency_ms for latency_ms in measured.latencies_ms]
+        self._clock.now_s += sum(latencies_ms) / 1e3
+        return MeasuredShape(measured.shape, latencies_ms)
+
+
+@pytest.mark.parametrize("factor", [1.0, 6.0, 10.0, 15.0])
+async def test_a_slow_executor_has_prompts_of_some_length_measured(bus: Bus, factor: float) -> None:
+    """A token of a short one takes long, since any step does: longer ones were passed over, and one of 512 tokens was
+    predicted at 22 times its time."""
+    load, clock = LoadWatch(bus), ManualClock()
+    await load.start()
+    info = executor_info(max_num_seqs=256, max_model_len=8192, largest=StepSizes(2048, 512))
+    async with SlowExecutor(bus, info, factor, clock):
+        measured = await Sweep(bus, load, clock, info, lambda measured, total: None).run()
+    assert clock.now_s < 30.0
+    found = fit_best([Observation(each.shape, latency) for each in measured for latency in each.latencies_ms])
+    assert found is not None
+    for shape in (make_shape([512]), make_shape([128], [500] * 8), make_shape((), [300] * 64)):
+        assert found.model.predict_ms(shape) == pytest.approx(factor * predicted(shape), rel=0.4)
+    await load.stop()
 
 
 async def test_a_refused_shape_is_left_out_and_refusing_all_is_a_failure(
