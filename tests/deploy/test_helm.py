@@ -161,6 +161,7 @@ def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
         ({"nats": {"enabled": False}, "bus": {"url": "nats://bus:4222"}}, "has to begin with tls://"),
         ({"bus": {"secured": False}}, "nats.config.nats.tls.enabled"),
         ({"bus": {"replicas": 5}}, "bus.replicas is 5, and nats has 3 servers"),
+        ({"gateway": {"autoscaling": {"minReplicas": 8}}}, "minReplicas is 8, and maxReplicas 6"),
         ({"slo": ["ttft_p99<=1s"], "strategy": {"budget_ms": 50}}, "not both"),
         (
             {"slo": ["ttft_p99<=1s"], "executors": [{"name": "a", "strategy": {"budget_ms": 50}}]},
