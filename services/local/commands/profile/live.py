@@ -29,7 +29,7 @@ from shared.protocol.profiling.budgets import SloReport, SloState
 from shared.protocol.profiling.latency_models import LatencyModelRecord
 from shared.protocol.profiling.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 from shared.protocol.services import is_queue_at_work
-from shared.watch.follower import FIRST_S
+from shared.watch import follower
 from shared.watch.stack_status import ping_all, slo_report
 
 ASKER = "profile"  # its name on the bus
@@ -139,6 +139,6 @@ async def _alive(bus: Bus) -> set[str]:
         epochs.add(beat.info.epoch)
 
     heartbeats = await bus.subscribe(subjects.HEARTBEATS, Heartbeat, on_heartbeat)
-    await asyncio.sleep(FIRST_S)
+    await asyncio.sleep(follower.FIRST_S)
     await heartbeats.stop()
     return epochs
