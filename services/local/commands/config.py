@@ -15,11 +15,9 @@ from rich.table import Table
 
 from services.local.commands import parameters
 from services.local.commands.parameters import ConfigOption, JsonOption
-from services.local.stack.catalogue import NAME, SERVICES, STRATEGY, all_values, read_config, tables
-from shared.bus.address import BusAddress
+from services.local.stack.catalogue import NAME, SERVICES, STRATEGY, all_values, read_config, shown_value, tables
 from shared.errors import ConfigError
 from shared.scheduling.strategy import Strategy
-from shared.server_url import without_credentials
 from shared.settings.config import Origin, Value
 from shared.settings.config_file import FILE_NAME, MODELS, OWN_TABLES, STACK, ConfigFile
 from shared.settings.setting import Setting
@@ -98,7 +96,7 @@ def _shown(table: str, setting: Setting, found: Value) -> ShownSetting:
     if setting.is_secret and value:
         value = HIDDEN
     elif isinstance(value, str):
-        value = BusAddress(value).shown if setting.name == "nats" else without_credentials(value)
+        value = shown_value(setting.name, value)
     return ShownSetting(table, setting.name, value, found.origin, found.where)
 
 

@@ -12,7 +12,9 @@ from services.local.stack.options import StackOptions
 from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
 from services.profiler.settings import ProfilerSettings
+from shared.bus.address import BusAddress
 from shared.errors import ConfigError
+from shared.server_url import without_credentials
 from shared.settings.config import Origin, Sources, Value, composed
 from shared.settings.config_file import MODELS, OWN_TABLES, STACK, ConfigFile, find_config, nearest
 from shared.settings.setting import Setting, settings_of
@@ -35,6 +37,11 @@ OF_MODELS = (  # of [stack], in a model's own table
     *(*EACH_MODELS, "generation_config", "engine", "executors", "strict", "threads", "kv_blocks"),
     *("vllm_attention", "sim_model", "sim_device", "slo"),
 )
+
+
+def shown_value(name: str, value: str) -> str:
+    """A setting's value, to be shown: without what a URL lets in with."""
+    return BusAddress(value).shown if name == "nats" else without_credentials(value)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from services.local.stack.bus_access.folder import BusFolder
-from services.local.stack.catalogue import SERVICES, STRATEGY
+from services.local.stack.catalogue import SERVICES, STRATEGY, shown_value
 from services.local.stack.data_dir import DataDir
 from services.local.stack.gpu_pinning import DeviceShare
 from services.local.stack.options import StackOptions
@@ -21,7 +21,6 @@ from shared.bus.permissions import BusRole
 from shared.errors import StackError
 from shared.protocol.services import queue_name, short_name
 from shared.scheduling.strategy import flat
-from shared.server_url import without_credentials
 from shared.settings.other_models import OtherModel, render_other_models
 from shared.settings.setting import ENV_PREFIX
 
@@ -146,8 +145,10 @@ class ServiceCommands:
         settings |= options.tables.get(service, {})
         settings |= {key: value for key, value in own.items() if value is not None}
         config = str(options.config_file or "")  # empty: none, whatever is where the service starts
-        secret = [name for name, value in settings.items() if _lets_in(name, value)]  # a command line is for all to see
-        environ = {f"{ENV_PREFIX}{name.upper()}": str(settings.pop(name)) for name in secret}
+        secret = [key for key, value in settings.items() if shown_value(key, str(value)) != str(value)]
+        environ = {
+            f"{ENV_PREFIX}{key.upper()}": str(settings.pop(key)) for key in secret
+        }  # arguments are for all to see
         argv = _python(f"services.{service.replace('-', '_')}", {"config": config, **settings})
         return Command(name, argv, self.data_dir.log(name), environ)
 
@@ -162,12 +163,6 @@ class ServiceCommands:
             "model_name": options.model_name,
             "slo": _profiled_slo(options),
         }
-
-
-def _lets_in(name: str, value: Any) -> bool:
-    """A URL with a name and a password in it."""
-    shown = BusAddress(value).shown if name == "nats" else without_credentials(str(value))
-    return shown != str(value)
 
 
 def _profiled_slo(options: StackOptions) -> str:
