@@ -1,6 +1,5 @@
 """``slackwater profile`` of a running stack: its SLO profiles, and with --live a search by test runs on it."""
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -21,16 +20,18 @@ from services.profiler.slo.search import SloSearch
 from services.profiler.slo.workload import executor_facts, workload_facts
 from shared.bus import Bus
 from shared.client_key import client_key
+from shared.clock import SystemClock
 from shared.errors import NoResponderError, NotFoundOnBusError, StackError
 from shared.process.file_limit import raise_file_limit
 from shared.protocol import subjects
-from shared.protocol.executors import ExecutorInfo, Heartbeat
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.profiling.budgets import SloReport, SloState
 from shared.protocol.profiling.latency_models import LatencyModelRecord
 from shared.protocol.profiling.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 from shared.protocol.services import is_queue_at_work
-from shared.watch import follower
+from shared.watch.follower import StackFollower
 from shared.watch.stack_status import ping_all, slo_report
+from shared.watch.stack_watch import StackWatch
 
 ASKER = "profile"  # its name on the bus
 SEARCH_S = 3600.0  # a search runs the recorded workload a dozen times, simulated
@@ -133,12 +134,7 @@ async def _executor(bus: Bus) -> ExecutorInfo:
 
 async def _alive(bus: Bus) -> set[str]:
     """The epochs of the executors that beat; membership only."""
-    epochs: set[str] = set()
-
-    async def on_heartbeat(beat: Heartbeat) -> None:
-        epochs.add(beat.info.epoch)
-
-    heartbeats = await bus.subscribe(subjects.HEARTBEATS, Heartbeat, on_heartbeat)
-    await asyncio.sleep(follower.FIRST_S)
-    await heartbeats.stop()
-    return epochs
+    watch, clock = StackWatch(), SystemClock()
+    async with StackFollower.following(bus, watch, clock) as follower:
+        await follower.wait_for_beats(num_beats=1)
+    return {executor.beat.info.epoch for executor in watch.view(clock.monotonic_s()).executors}
