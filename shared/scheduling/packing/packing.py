@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,16 +72,16 @@ class StepState:
         )
 
 
-def where_none_can_go_on(state: StepState, made: Schedule) -> StepState | None:
-    """The state from which to pack again where the step is empty and none is in flight, though offline requests hold
-    blocks that they do not give up to online ones: nobody gets any more, and nothing would ever run. Then they give
-    them up all the same. None where they need not."""
-    table = state.table
+def so_that_some_go_on(state: StepState, pack: Callable[[StepState], Schedule]) -> Schedule:
+    """What ``pack`` makes of the state. Where that is empty and no step is in flight, though offline requests hold
+    blocks that they do not give up to online ones, nobody gets any more, and nothing would ever run: then they give
+    them up all the same."""
+    made, table = pack(state), state.table
     if made.entries or any(each.is_in_flight for kind in Kind for each in table.running(kind).values()):
-        return None
+        return made
     num_blocks = table.num_blocks(OFFLINE)
     is_stuck = table.holds_online and num_blocks > state.num_offline_blocks
-    return dataclasses.replace(state, num_offline_blocks=num_blocks) if is_stuck else None
+    return pack(dataclasses.replace(state, num_offline_blocks=num_blocks)) if is_stuck else made
 
 
 class Passing:
@@ -158,9 +158,7 @@ class OneWayPacking(ABC):
         return LATEST
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
-        made = self.pack(state, OfflineWork.of_queue(state.table, offline_queue))
-        given_up = where_none_can_go_on(state, made)
-        return made if given_up is None else self.pack(given_up, OfflineWork.of_queue(state.table, offline_queue))
+        return so_that_some_go_on(state, lambda each: self.pack(each, OfflineWork.of_queue(each.table, offline_queue)))
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
         made = self.pack(state, OfflineWork.of_plan(state.table, plan))

@@ -14,7 +14,7 @@ from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.giving_way import give_back_offline_blocks
 from shared.scheduling.packing.online_limit import OnlineLimit
-from shared.scheduling.packing.packing import Passing, StepState, where_none_can_go_on
+from shared.scheduling.packing.packing import Passing, StepState, so_that_some_go_on
 from shared.scheduling.packing.victims import Victims, schedulable
 from shared.scheduling.request import OFFLINE, ONLINE, Kind, Request, split_decodes
 from shared.scheduling.schedule import LATEST, Schedule, ScheduledRequest
@@ -59,9 +59,7 @@ class TwoPhasePacking:
         return LATEST
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
-        made = self._pack(state, offline_queue)
-        given_up = where_none_can_go_on(state, made)
-        return made if given_up is None else self._pack(given_up, offline_queue)
+        return so_that_some_go_on(state, lambda each: self._pack(each, offline_queue))
 
     def _pack(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         table, builder = state.table, _builder(state)
