@@ -146,9 +146,8 @@ class ServiceCommands:
         settings |= {key: value for key, value in own.items() if value is not None}
         config = str(options.config_file or "")  # empty: none, whatever is where the service starts
         secret = [key for key, value in settings.items() if shown_value(key, str(value)) != str(value)]
-        environ = {
-            f"{ENV_PREFIX}{key.upper()}": str(settings.pop(key)) for key in secret
-        }  # arguments are for all to see
+        # A command line is for all to see.
+        environ = {f"{ENV_PREFIX}{key.upper()}": str(settings.pop(key)) for key in secret}
         argv = _python(f"services.{service.replace('-', '_')}", {"config": config, **settings})
         return Command(name, argv, self.data_dir.log(name), environ)
 
