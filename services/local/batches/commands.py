@@ -232,7 +232,7 @@ def _endpoint_of(source: Source) -> str:
 
 
 def _row_file(path: Path | None, format: str | None) -> RowFile | None:
-    return None if path is None else RowFile(path, format or format_of(path), path.name)
+    return None if path is None else RowFile(path, format or format_of(path, path.name), path.name)
 
 
 def _again(id: str, source: Source, rows: RowFile | None, files: AnswerFiles) -> str:

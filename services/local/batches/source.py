@@ -32,7 +32,7 @@ class Source:
     is_passing: bool = False
 
     def rows(self, format: str | None) -> RowFile:
-        return RowFile(self.path, format or format_of(self.path), self.name)
+        return RowFile(self.path, format or format_of(self.path, self.name), self.name)
 
     def first_request(self) -> dict[str, object] | None:
         """Empty where the first line is no JSON object, for the server to judge; None where it is an object of another

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ FORMAT_OF = {
 }
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "text")
 PARQUET_MARK = b"PAR1"
+UNREAD = {  # how a file begins that would be taken for plain text
+    rb"\x1f\x8b": "it is compressed; unpack it with gunzip first",
+    rb"PK\x03\x04": "it is a spreadsheet or an archive; save its rows as CSV",
+    rb"\[\s*\{": "it is one JSON array; write an object on each line (jq -c '.[]')",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +108,8 @@ class RowFile:
             yield Row(number, values)
 
 
-def format_of(path: Path) -> str:
-    """By the end of its name, else by how it begins; plain text where that says nothing."""
+def format_of(path: Path, name: str) -> str:
+    """By the end of its name, else by how it begins; plain text where that says nothing. Raises RowsError."""
     known = FORMAT_OF.get(path.suffix.lower())
     if known is not None:
         return known
@@ -111,6 +117,9 @@ def format_of(path: Path) -> str:
         begins = source.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if begins.startswith(PARQUET_MARK):
         return "parquet"
+    for mark, problem in UNREAD.items():
+        if re.match(mark, begins):
+            raise RowsError(f"{name} cannot be read: {problem}")
     return "jsonl" if begins.startswith(b"{") else "text"
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ MORE = ("answer",)
 
 def row_file(path: Path, contents: str | bytes) -> RowFile:
     path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
-    return RowFile(path, format_of(path), path.name)
+    return RowFile(path, format_of(path, path.name), path.name)
 
 
 def read(file: RowFile) -> list[tuple[int, dict[str, Any]]]:
@@ -54,6 +55,19 @@ def test_the_other_formats(tmp_path: Path) -> None:
 )
 def test_where_the_name_does_not_tell_the_beginning_does(tmp_path: Path, begins: str, format: str) -> None:
     assert row_file(tmp_path / "stdin", begins).format == format
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "said"),
+    [
+        ("a.csv.gz", gzip.compress(b"a,b\n1,2\n"), "compressed; unpack it with gunzip first"),
+        ("a.xlsx", b"PK\x03\x04", "a spreadsheet or an archive; save its rows as CSV"),
+        ("a.json", b'[\n  {"a": 1},\n  {"a": 2}\n]\n', "one JSON array; write an object on each line"),
+    ],
+)
+def test_what_would_be_taken_for_prompts_is_refused(tmp_path: Path, name: str, begins: bytes, said: str) -> None:
+    with pytest.raises(RowsError, match=f"^{name} cannot be read: it is {said}"):
+        row_file(tmp_path / name, begins)
 
 
 @pytest.mark.parametrize(
