@@ -197,7 +197,9 @@ class _ExecutorWatch:
         self._step_ms.add(now_s, beat.step_ms)
 
     def view(self, now_s: float, budget: BudgetRecord | None, acts_as: Role) -> ExecutorView:
-        rates = (self._steps.per_s(), self._busy_s.per_s(), self._online.per_s(), self._offline.per_s())
+        busy = self._busy_s.per_s()
+        busy_share = None if busy is None else min(1.0, busy)  # a step counts when it ends, with what it took before
+        rates = (self._steps.per_s(), busy_share, self._online.per_s(), self._offline.per_s())
         taken, alone = self._online_s.per_s(), self._online_alone_s.per_s()
         slowdown = taken / alone if taken and alone else None
         budget_ms = _budget_ms(budget, self.beat)

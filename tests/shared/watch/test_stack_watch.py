@@ -71,6 +71,13 @@ def test_rates_of_an_executor_are_those_of_its_totals() -> None:
     assert view.beat is last and view.step_ms.mean_ms() == 20.0
 
 
+def test_an_executor_is_never_busy_for_more_than_all_the_time() -> None:
+    watch = StackWatch()
+    watch.on_heartbeat(0.0, beat())
+    watch.on_heartbeat(1.0, beat(busy_s=1.3))
+    assert watch.executors(1.0)[0].busy_share == 1.0
+
+
 @pytest.mark.parametrize(("online_s", "alone_s"), [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)])
 def test_a_slowdown_that_is_not_measured_is_not_told(online_s: float, alone_s: float) -> None:
     watch = StackWatch()
