@@ -47,6 +47,7 @@ FETCH_BATCH = 256
 MOST_TRIES = 20  # to have a consumer where it does not lag: of three servers one is right
 SAME_TIME_S = 1e-3  # times of storing are told in different units
 MOST_REFUSALS = 10  # of a consumer, a second apart, for want of room
+OVERLAP = 10  # of a page of subjects the 10th part is in the next one, too
 UNREADABLE_S = 0.2  # until the server is asked again for what it has and does not give
 DELETE_API = "$JS.API.STREAM.MSG.DELETE"
 INFO_API = "$JS.API.STREAM.INFO"
@@ -224,13 +225,16 @@ class Streams(Connection):
     async def subjects(self, stream: str, subject: str) -> set[str]:
         """Every matching subject that holds a message now; none where there is no such stream. Raises BusError."""
         found: dict[str, int] = {}
+        offset = 0
         while True:
-            request = {"subjects_filter": subject, "offset": len(found)}
+            request = {"subjects_filter": subject, "offset": offset}
             reply = await self._ask(f"{INFO_API}.{stream}", request, NO_SUCH_STREAM)
             page = reply.state.subjects or {}
             found |= page
-            if len(found) >= reply.total or not page:
+            offset += len(page)
+            if offset >= reply.total or not page:
                 return set(found)
+            offset -= len(page) // OVERLAP  # of those before it some may go meanwhile
 
     async def purge(self, stream: str, subject: str, last: int | None = None) -> None:
         """Remove every stored message whose subject matches, up to the sequence ``last`` where it is given."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import nats.errors
@@ -18,7 +19,7 @@ from shared.protocol import subjects
 from shared.protocol.offline.batches import FileObject
 from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
-from tests.shared.bus.servers import RealServer, Server, until
+from tests.shared.bus.servers import RealServer, Server, running, until
 
 WORK = subjects.of_model("m")  # what is stored is of this model
 
@@ -398,6 +399,35 @@ async def test_an_object_that_a_kill_cut_short_is_none(server: Server, bus: Bus)
     assert await objects.unneeded() == {}
     assert await bus.subjects(STREAM, f"{CHUNKS}>") != set()
     assert b"".join([chunk async for chunk in objects.chunks("file-1")]) == whole
+
+
+async def test_subjects_of_several_pages_are_all_told_while_others_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.nats.jetstream.api.MOST_SUBJECTS", 20)
+    with running("memory", Path()) as server:
+        bus = await Bus.connect(server.url, "test")
+        await stream(bus)
+        stays = [f"test.b{number:03}" for number in range(50)]
+        for name in ["test.a1", "test.a2", *stays]:
+            await bus.store_raw(name, b"", {})
+        ask, num_asked = bus._ask, 0
+
+        async def ask_and_change(*what: Any) -> Any:
+            nonlocal num_asked
+            num_asked += 1
+            reply = await ask(*what)
+            if num_asked == 1:
+                await bus.purge("TEST", "test.a1")
+                await bus.purge("TEST", "test.a2")
+            elif num_asked == 2:
+                for number in range(5):
+                    await bus.store_raw(f"test.0{number}", b"", {})
+            return reply
+
+        monkeypatch.setattr(bus, "_ask", ask_and_change)
+        async with asyncio.timeout(20):
+            assert await bus.subjects("TEST", "test.>") >= {*stays}
+        assert num_asked < 6
+        await bus.close()
 
 
 async def test_a_server_that_stores_nothing_is_told_of() -> None:
