@@ -5,9 +5,11 @@ import logging
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.http.errors import INVALID_REQUEST, OVERLOADED, RETRY_AFTER_S, error_response
@@ -185,6 +187,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = partial(_unchunked, app, cycle)
         super()._start_asgi_task(cycle, app)
 
     @property
@@ -253,3 +257,20 @@ class HttpProtocol(HttpToolsProtocol):
             logger.info("client does not read", extra={"client": self.client})
             self._clients.num_stalled += 1
             self.transport.abort()
+
+
+async def _unchunked(app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send) -> None:
+    """For a client of HTTP/1.0, which knows no chunks, as which uvicorn sends what has no length told: that ends with
+    its connection."""
+    has_length = True
+
+    async def send_plain(message: Message) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message["body"])
+        await send(message)
+
+    await app(scope, receive, send_plain)

@@ -90,6 +90,18 @@ def test_refused_requests_between_good_ones_on_one_connection(rig: GatewayRig) -
     assert_well(rig)
 
 
+def test_http_1_0_is_answered_without_chunks(rig: GatewayRig) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "Once", "max_tokens": 3, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head, _, events = answer_to(rig, head + body).partition(b"\r\n\r\n")
+    assert b"connection: close" in head and b"transfer-encoding" not in head
+    lines = [line for line in events.decode().split("\n") if line]
+    assert [line[:6] for line in lines] == ["data: "] * len(lines)
+    assert lines[-1] == "data: [DONE]"
+    assert answer_to(rig, b"GET /health HTTP/1.0\r\n\r\n").endswith(b'\r\n\r\n{"status":"ok"}')
+    assert_well(rig)
+
+
 def test_a_model_that_only_looks_like_the_served_one_is_none(rig: GatewayRig) -> None:
     for name in (MODEL + "\x00", MODEL.upper(), f" {MODEL}", "../" + MODEL):
         assert rig.complete(model=name).status_code == 404
