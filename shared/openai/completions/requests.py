@@ -17,7 +17,7 @@ from shared.openai.reasoning import Reasoning
 from shared.openai.served_model import ServedModel
 from shared.openai.shown_prompt import check_scores
 from shared.openai.tools.calls import ToolUse
-from shared.openai.tools.definitions import tool_use
+from shared.openai.tools.definitions import FREE, tool_use
 from shared.protocol.sampling import SamplingParams
 from shared.text.tokenizer import Tokenizer
 
@@ -113,7 +113,7 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
         metadata=fields.metadata,
         service_tier=FLEX if fields.service_tier == FLEX else DEFAULT,  # online requests have one tier
         tools=tools,
-        reasoning=_reasoning(fields, prompt_token_ids, sampling, tokenizer) if endpoint == CHAT else None,
+        reasoning=_reasoning(fields, prompt_token_ids, sampling, tools, tokenizer) if endpoint == CHAT else None,
         other_prompts=other_prompts,
         is_seed_drawn=fields.seed is None,
         tells_usage_so_far=bool(options.include_usage and options.continuous_usage_stats),
@@ -130,9 +130,12 @@ def _prompts(endpoint: str, fields: Any, tokenizer: Tokenizer, most: int, tools:
         raise refused_by_template(error, fields) from error
 
 
-def _reasoning(fields: Any, prompt: list[int], sampling: SamplingParams, tokenizer: Tokenizer) -> Reasoning | None:
-    """None also where the answer keeps to a grammar: it holds from the first token on."""
-    if sampling.grammar:
+def _reasoning(
+    fields: Any, prompt: list[int], sampling: SamplingParams, tools: ToolUse | None, tokenizer: Tokenizer
+) -> Reasoning | None:
+    """None also where the answer keeps to a grammar from its first token on; that of strict tools has any text before
+    their calls."""
+    if sampling.grammar and (tools is None or fields.tool_choice not in FREE):
         return None
     continued = content_text("messages", fields.messages[-1].content) if fields.continue_final_message else ""
     return Reasoning.of(prompt, continued, fields.include_reasoning is not False, tokenizer)

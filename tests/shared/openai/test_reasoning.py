@@ -23,7 +23,7 @@ from shared.protocol.tokens import TokenLogprobs
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat
 from tests.services.gateway.thinking_model import make_thinking_model
-from tests.services.gateway.tool_models import CALLS
+from tests.services.gateway.tool_models import CALLS, WEATHER
 
 MARKS = ("<think>", "</think>")
 HEAD, USAGE = AnswerHead(CHAT, "r1", 17, "m"), CompletionUsage.of(3, 4)
@@ -197,6 +197,17 @@ def test_the_prompt_says_whether_it_has_begun(tokenizer: Tokenizer) -> None:
     in_parts = [begun[0], begun[1] | {"content": [{"type": "text", "text": part} for part in ("<think>", "Well")]}]
     assert reasoning_of(tokenizer, messages=in_parts, continue_final_message=True) == Reasoning(*MARKS, is_open=True)
     assert reasoning_of(tokenizer, guided_choice=["a"]) is None
+
+
+def test_only_a_demanded_call_leaves_no_room_for_it(tmp_path: Path) -> None:
+    folder = make_thinking_model(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None), tmp_path)
+    template = folder / "chat_template.jinja"
+    template.write_text(f"{template.read_text()}{{# tools <tool_call> #}}")
+    tokenizer = Tokenizer.from_folder(folder)
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    assert reasoning_of(tokenizer, tools=[strict]) == Reasoning(*MARKS)
+    assert reasoning_of(tokenizer, tools=[strict], tool_choice="auto") == Reasoning(*MARKS)
+    assert reasoning_of(tokenizer, tools=[strict], tool_choice="required") is None
 
 
 def test_a_prompt_that_ends_with_another_special_token_has_not_begun_it(tokenizer: Tokenizer) -> None:
