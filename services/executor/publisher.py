@@ -55,7 +55,7 @@ class StepPublisher:
     async def tokens(self, step: int, outputs: list[AddressedOutput]) -> None:
         """One message per gateway; offline requests have none. Outputs with scores or embeddings have messages of their
         own: together they may be more than a message holds."""
-        self._spans.tokens(step, outputs)
+        self._spans.tokens(outputs)
         by_gateway: dict[str, list[TokenOutput]] = {}
         for gateway_id, output in outputs:
             if gateway_id and (output.prompt_scores or output.embedding):

@@ -80,6 +80,8 @@ class ExecutorService(Service):
         self.info = replace(executor_info(settings, engine.spec), kv_link=kv_link_of(engine))
         _check_role(self.info, self.info.role)
         self._results = ResultStore(bus, subjects.of_model(self.info.spec.model))
+        self._tracing = Tracing(settings.trace_endpoint, "executor", self.name)
+        self._spans = RequestSpans(self._tracing, self.name, clock)
         self._replica = Replica(
             self.info.limits(),
             engine.spec,
@@ -87,11 +89,10 @@ class ExecutorService(Service):
             self.info.strategy,
             lambda: clock.monotonic_s() * 1e3,
             partial(waited_s, clock),
+            self._spans.came,
         )
         self._tuning = Tuning(bus, on_change=self._on_tuning)
         self._chooser = SizeChooser(settings)
-        self._tracing = Tracing(settings.trace_endpoint, "executor", self.name)
-        self._spans = RequestSpans(self._tracing, self.name, clock)
         self._publisher = publisher = StepPublisher(bus, self.info, self._results, self._spans)
         planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
         self._loop = StepLoop(
@@ -255,7 +256,6 @@ class ExecutorService(Service):
             self._loop.abort(message.request_ids)
             return
         self._gateway_ids[message.gateway_id] = None
-        self._spans.came(message)
         try:
             self._loop.submit(message)
         except Exception as error:
@@ -266,8 +266,6 @@ class ExecutorService(Service):
     async def _on_plan(self, plan: StepPlan) -> None:
         if plan.epoch == self.info.epoch:
             plan = replace(plan, admitted=[]) if self._draining or self._results.is_full else plan
-            for request in plan.admitted:
-                self._spans.came(request)
             self._loop.take_plan(plan)
 
     async def _on_measure(self, shape: MeasureShape) -> MeasuredShape:

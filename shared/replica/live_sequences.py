@@ -36,8 +36,9 @@ class LiveSequences:
         tokenizer: Tokenizer | None,
         strategy: Strategy,
         arrive: Callable[[Request], None],
+        on_admitted: Callable[[LiveSequence], None],
     ) -> None:
-        """``arrive``: is told of each that comes, before it is in the table."""
+        """``arrive``: is told of each that comes, before it is in the table; ``on_admitted``: see ``Replica``."""
         self.limits = limits
         self.spec = spec
         self.tokenizer = tokenizer
@@ -60,6 +61,7 @@ class LiveSequences:
         self.asked: dict[str, None] = {}  # to move to another replica, as soon as they can
         self.stay: dict[str, None] = {}  # were to be pushed there, and nobody took them
         self._arrive = arrive
+        self._on_admitted = on_admitted
         self._block_scores = BlockScores(self.pool)
         self._ended: list[Ended] = []  # since take_ended
 
@@ -68,6 +70,7 @@ class LiveSequences:
         if request.request_id in self.by_id:
             return
         sequence = LiveSequence.admit(request, self.spec, self.tokenizer, hashes)
+        self._on_admitted(sequence)
         if problem := self.why_never(sequence):
             self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
             return

@@ -69,13 +69,15 @@ class Replica:
         strategy: Strategy | None = None,
         now_ms: Callable[[], float] = lambda: 0.0,
         waited_s: Callable[[float], float] = lambda arrival_s: 0.0,
+        on_admitted: Callable[[LiveSequence], None] = lambda sequence: None,
     ) -> None:
         """``tokenizer``: finds stop strings; None where no request has any. ``strategy``: hygen unless given.
-        ``now_ms``: the clock of the deadlines; ``waited_s``: since an arrival at a gateway (unix time)."""
+        ``now_ms``: the clock of the deadlines; ``waited_s``: since an arrival at a gateway (unix time);
+        ``on_admitted``: is told of each that comes by ``submit`` or a plan, once it is known."""
         strategy = strategy or Strategy()
         self.limits = limits
         self.spec = spec
-        self._live = live = LiveSequences(limits, spec, tokenizer, strategy, self._arrive)
+        self._live = live = LiveSequences(limits, spec, tokenizer, strategy, self._arrive, on_admitted)
         self.table, self.pool, self.totals = live.table, live.pool, live.totals
         self._reserve = strategy.make_reserve()
         self.handovers = Handovers(live, lambda: self.num_reserved_blocks)

@@ -196,9 +196,13 @@ def test_of_a_batchs_lines_some_are_in_its_trace(tmp_path: Path, collector: Coll
         start(rig, collector.url)
         rig.start_offline_queue(*PRESET)
         rig.http.headers["traceparent"] = RECORDED
-        body = {"model": MODEL, "prompt": "Once", "max_tokens": 2, "ignore_eos": True}
+
+        def body(number: int) -> dict[str, Any]:
+            max_tokens = NUM_TOKENS if number % 100 == 0 else 2
+            return {"model": MODEL, "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True}
+
         lines = [
-            json.dumps({"custom_id": f"{n}", "method": "POST", "url": "/v1/completions", "body": body})
+            json.dumps({"custom_id": f"{n}", "method": "POST", "url": "/v1/completions", "body": body(n)})
             for n in range(120)
         ]
         files = {"file": ("in.jsonl", "\n".join(lines).encode())}
@@ -212,6 +216,12 @@ def test_of_a_batchs_lines_some_are_in_its_trace(tmp_path: Path, collector: Coll
     assert {request_id.removeprefix(f"{batch_id}.") for request_id in told} == {"1", "101"}
     assert {(span.parent, span.trace_id) for span in told.values()} == {(created.span_id, TRACE)}
     assert len(collector.named("prefill")) == 2
+    decodes = {span.start_ns: span for span in collector.named("decode")}
+    for prefill in collector.named("prefill"):
+        decode = decodes.pop(prefill.end_ns)
+        assert decode.start_ns < decode.end_ns
+        assert [each.attributes["slackwater.output_tokens"] for each in (prefill, decode)] == [1, NUM_TOKENS]
+    assert len(collector.named("decode step")) in range(2 * (NUM_TOKENS // STEPS_A_SPAN), 7)
 
 
 def test_a_collector_that_is_away_is_nobodys_trouble(tmp_path: Path) -> None:

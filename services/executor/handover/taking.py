@@ -100,10 +100,10 @@ class Taking:
             self._drop(offer)
             return why
         self._decide(offer.handover_id, True)
-        request = self._handovers.take(offer.carried.request.request_id).request
-        self._spans.came(offer.carried.request, "decode")
-        self._on_taken(request.kind)
-        taken = Taken(request.request_id, offer.carried.request.gateway_id, offer.giver, self._place)
+        sequence = self._handovers.take(offer.carried.request.request_id)
+        self._spans.came(sequence, "decode")
+        self._on_taken(sequence.kind)
+        taken = Taken(sequence.request_id, sequence.gateway_id, offer.giver, self._place)
         await self._bus.publish_or_drop(subjects.taken(self._place.executor_id), taken)
         logger.debug("request taken", extra=_event(offer))
         return ""

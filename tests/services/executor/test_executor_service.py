@@ -19,6 +19,7 @@ from services.executor.settings import ExecutorSettings
 from shared.bus import Bus, connection
 from shared.clock import SystemClock
 from shared.errors import ConfigError, ModelError
+from shared.process.tracing import Tracing
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.offline.requests import OfflineResult
@@ -352,6 +353,21 @@ async def test_a_plan_of_another_epoch_or_step_is_not_run(
     assert heartbeat.counters.plans_stale == 1 and heartbeat.counters.finished_offline == 0
     assert sum(dataclasses.astuple(heartbeat.blocks)) == heartbeat.info.spec.num_blocks
     assert heartbeat.blocks.cached + heartbeat.blocks.empty == heartbeat.num_free_blocks
+
+
+async def test_of_a_traced_request_whose_plan_makes_no_sense_nothing_is_kept(
+    bus: Bus, listener: Listener, executor: ExecutorService
+) -> None:
+    executor._spans._tracing = Tracing("http://127.0.0.1:9/v1/traces", "executor")
+    idle = await listener.until_step(idle=True)
+    request = replace(make_request("batch_1.1", Kind.OFFLINE), traceparent=f"00-{1:032x}-{1:016x}-01")
+    plan = StepPlan("executor-0", idle.epoch, idle.step + 9, [], [request], [], 1.0)
+    await bus.publish(subjects.plan("executor-0"), plan)
+    await bus.publish(subjects.inbox("executor-0"), replace(make_request("a"), traceparent=request.traceparent))
+    await until(lambda: executor._replica.totals.plans_stale == 1 and bool(executor._spans._traced))
+    assert list(executor._spans._traced) == ["a"]
+    await listener.until_end("a")
+    assert executor._spans._traced == {}
 
 
 async def test_heartbeats_tell_how_long_the_steps_took(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
