@@ -6,7 +6,8 @@ from loadgen.client.records import RequestRecord
 
 MIN_REQUESTS = 20
 WAITING_SHARE = 0.05  # of the requests have no token yet at the end, and
-GROWTH = 3.0  # times as long as those of its first quarter those of its last one waited
+GROWTH = 3.0  # times as long as those of its first quarter those of its last one waited, and
+MIN_WAIT_SHARE = 0.025  # of the window these waited in the mean: without a queue some come just before the end as well
 
 
 def overload(records: Sequence[RequestRecord], start_s: float, end_s: float) -> float | None:
@@ -18,7 +19,8 @@ def overload(records: Sequence[RequestRecord], start_s: float, end_s: float) -> 
     waits_s = [_first_token_s(record, end_s) - record.due_s for record in came]
     num_waiting = sum(_first_token_s(record, end_s) >= end_s for record in came)
     quarter = len(came) // 4
-    if num_waiting < WAITING_SHARE * len(came) or sum(waits_s[-quarter:]) < GROWTH * sum(waits_s[:quarter]):
+    least_s = max(GROWTH * sum(waits_s[:quarter]), MIN_WAIT_SHARE * (end_s - start_s) * quarter)
+    if num_waiting < WAITING_SHARE * len(came) or sum(waits_s[-quarter:]) < least_s:
         return None
     brought = sum((record.prompt_tokens or 0) + record.num_output_tokens for record in came)
     done = sum(_computed_tokens(record, end_s) for record in came)

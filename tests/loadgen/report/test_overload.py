@@ -83,6 +83,16 @@ def test_a_quarter_is_compared_with_a_quarter() -> None:
     assert overload(growing([7.0, 2.0, 2.0, 2.0, 2.0], 4), 0.0, 97.0) is not None
 
 
+def test_a_request_that_comes_just_before_the_end_is_no_overload() -> None:
+    """All wait for tenths of a second only, whatever the last ones wait beside the first."""
+    records = [RequestRecord(1.0 * due_s, due_s, [due_s + 0.05], prompt_tokens=90) for due_s in range(20)]
+    for record in records[15:19]:
+        record.token_times_s = [record.due_s + 0.3]
+    assert overload(records, 0.0, 19.04) is None
+    records[15].token_times_s = [17.0]
+    assert overload(records, 0.0, 19.04) is not None
+
+
 def test_what_comes_at_the_end_of_the_window_or_later_is_not_its_own() -> None:
     records = growing([2.0, 2.0, 4.0, 4.0, 3.0], 4)
     later = [RequestRecord(due_s, due_s, prompt_tokens=1000, output_tokens=0) for due_s in (98.0, 120.0)]
