@@ -68,6 +68,7 @@ def test_mooncake_reads_milliseconds_and_blocks(tmp_path: Path) -> None:
     [
         ("", "the file is empty"),
         ("a,b,c\n1,2,3\n", "line 1: not a known trace"),
+        ('{"question": "timestamp"}\n', "line 1: not a known trace"),
         (AZURE + "yesterday,1,2\r\n", "line 4: TIMESTAMP 'yesterday' is not a time"),
         (AZURE + "2023-11-16 18:15:51.0,many,2\r\n", "line 4: Expected `int`, got `str` - at `$.contexttokens`"),
         (AZURE + "2023-11-16 18:15:51.0,-3,2\r\n", "line 4: Expected `int` >= 0 - at `$.contexttokens`"),
