@@ -89,7 +89,7 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
 def _rows(path: Path) -> Iterator[tuple[int, TraceRow]]:
     """By the header (CSV) or the first object (JSONL). Raises TraceError for neither."""
     head = first_line(path)
-    if head.startswith("{") and any(f'"{name}"' in head for name in MooncakeLine.__struct_fields__):
+    if head.startswith("{") and any(f'"{name}":' in head for name in MooncakeLine.__struct_fields__):
         return json_rows(path, MooncakeLine)
     columns = {column.strip().strip('"').lower() for column in head.split(",")}
     for kind in (AzureRow, BurstGptRow):
