@@ -17,7 +17,8 @@ Progress = Callable[[str], None]
 
 
 def convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
-    """Write a complete model folder from ``gguf_file``. Raises ModelError for a model that it cannot express."""
+    """Write a complete model folder from ``gguf_file``. Raises ModelError for a model that it cannot express, OSError
+    where the folder cannot be written."""
     try:
         progress(f"reading {gguf_file.name}")
         file = GgufFile.read(gguf_file)
@@ -34,6 +35,7 @@ def convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
 
 def _write_model(file: GgufFile, folder: Path, progress: Progress) -> None:
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -49,7 +51,10 @@ def _write_model(file: GgufFile, folder: Path, progress: Progress) -> None:
     plain.load_state_dict(_turned_back(file, loaded), assign=True)
     plain.tie_weights()
     progress("writing safetensors")
-    plain.save_pretrained(folder)
+    try:
+        plain.save_pretrained(folder)
+    except SafetensorError as error:  # its own for what the system refuses
+        raise OSError(str(error)) from error
 
 
 def _turned_back(file: GgufFile, loaded: Any) -> dict[str, Any]:

@@ -186,12 +186,16 @@ def _build(folder: Path, source: Path, progress: Progress) -> None:
         progress(f"{folder} is not complete: making it again")
         shutil.rmtree(folder)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    convert(source, unfinished, progress)
-    sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
-    (unfinished / MANIFEST).write_text(json.dumps({"recipe": RECIPE, "files": sizes}, indent=2), encoding="utf-8")
-    for path in (unfinished, *unfinished.iterdir()):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # services may run as different users
-    unfinished.rename(folder)
+    try:
+        convert(source, unfinished, progress)
+        sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
+        (unfinished / MANIFEST).write_text(json.dumps({"recipe": RECIPE, "files": sizes}, indent=2), encoding="utf-8")
+        for path in (unfinished, *unfinished.iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # services may run as different users
+        unfinished.rename(folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
     progress(f"model ready in {folder}")
 
 

@@ -3,6 +3,8 @@
 import json
 import random
 import string
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -334,3 +336,16 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         prepare(str(tmp_path / "other.gguf"), tmp_path, print)
     with pytest.raises(ModelError, match="cannot be read as GGUF"):
         GgufFile.read(path)
+
+
+def test_where_there_is_no_room_for_the_weights_nothing_is_left(tmp_path: Path) -> None:
+    """No file may become larger than half a megabyte, as on a disk that is nearly full."""
+    path, cache = tmp_path / "llama.gguf", tmp_path / "cache"
+    Llama(Vocabulary.llama_3()).write(path)
+    command = [sys.executable, "-m", "services.executor.prepare_model", "--model", str(path), "--cache-dir", str(cache)]
+    limited = ["bash", "-c", 'ulimit -f 512; exec "$@"', "bash", *command]
+    ended = subprocess.run(limited, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"error: cannot write {cache}") and "set SLACKWATER_CACHE" in last
+    assert [each.suffix for each in (cache / "models").iterdir()] == [".lock"]
