@@ -1,5 +1,6 @@
 """Readers for published arrival traces: Azure LLM inference CSV, Mooncake JSONL and BurstGPT CSV."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -66,6 +67,7 @@ class MooncakeLine(msgspec.Struct, frozen=True):
 
 
 TraceRow = AzureRow | BurstGptRow | MooncakeLine
+MOONCAKE_FIELD = re.compile(rf'"({"|".join(MooncakeLine.__struct_fields__)})"\s*:')
 
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:
@@ -89,7 +91,7 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
 def _rows(path: Path) -> Iterator[tuple[int, TraceRow]]:
     """By the header (CSV) or the first object (JSONL). Raises TraceError for neither."""
     head = first_line(path)
-    if head.startswith("{") and any(f'"{name}":' in head for name in MooncakeLine.__struct_fields__):
+    if head.startswith("{") and MOONCAKE_FIELD.search(head):
         return json_rows(path, MooncakeLine)
     columns = {column.strip().strip('"').lower() for column in head.split(",")}
     for kind in (AzureRow, BurstGptRow):
