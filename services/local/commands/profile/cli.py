@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from loadgen.cli import errors_as_lines, write_result
+from loadgen.errors import WorkloadError
 from loadgen.options import WorkloadOptions
 from services.local.commands.parameters import BusOptions, UrlOption
 from services.local.commands.profile.live import newest_profiles, profile_live, profile_now
@@ -70,6 +71,8 @@ def profile(
             records = [record]
         elif now:
             records = asyncio.run(profile_now(stack, searching.slo or []))
+        elif searching.slo:
+            raise WorkloadError("nothing to search with: give --online, --offline or both, or --now for a stack's own")
         else:
             records = asyncio.run(newest_profiles(stack))
         _write(records, searching.json_file, partial=stopped_by is not None)

@@ -63,6 +63,11 @@ def test_what_is_no_number_is_refused(name: str) -> None:
             assert param.opts[0] in done.output
 
 
+def test_slos_without_anything_to_search_with_are_refused() -> None:
+    done = run("profile", "--slo", "ttft_p99<=800ms")
+    assert done.exit_code == 2 and "nothing to search with: give --online, --offline or both" in done.output
+
+
 def test_a_torn_latency_model_is_no_model(tmp_path: Path) -> None:
     path, good = tmp_path / "model.json", json.dumps(MODEL).encode()
     path.write_bytes(good)
