@@ -66,7 +66,7 @@ class PrefixTree(ABC, Generic[AnyLeaf]):
             branch = self._merge(branch)
         while branch is not None and branch.parent is not None:
             if branch.prompt is leaf.prompt:
-                branch.prompt = next(iter(branch.children.values())).prompt
+                branch.prompt = next(reversed(branch.children.values())).prompt  # the oldest go first
             branch = branch.parent
 
     def _paths(self, prompts: Iterable[bytes]) -> set[Node]:

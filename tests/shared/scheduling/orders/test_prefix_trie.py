@@ -68,6 +68,17 @@ def test_those_nearest_to_a_prompt_are_of_those_whose_turn_it_is(
             assert [each.request_id for each in trie.below(node, turn)] == nearest
 
 
+def test_the_prompt_that_a_branch_goes_by_stays_while_the_oldest_leave() -> None:
+    trie, _ = made(1, [[1, number] for number in range(20)], set())
+    (branch,) = trie._root.children.values()
+    prompts = []
+    for number in range(18):
+        trie.remove(str(number))
+        prompts.append(branch.prompt)
+    assert len(set(prompts)) == 1
+    trie.check_integrity()
+
+
 def test_who_is_held_since_is_not_shown_where_it_was_found() -> None:
     trie, _ = made(1, [[1, 2], [3, 4]], set())
     node = trie.deepest_waiting(pack_tokens([1, 2]))
