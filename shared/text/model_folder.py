@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -33,8 +34,9 @@ class ModelFacts:
     def read(cls, folder: Path) -> ModelFacts:
         """Raises ModelError where the folder is not a prepared model."""
         config = read_json(folder / "config.json")
+        text = config.get("text_config", config)
         try:
-            sizes = msgspec.convert(config.get("text_config", config), _Sizes, strict=False)
+            sizes = msgspec.convert(text, _Sizes, strict=False)
         except msgspec.ValidationError as error:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error}") from error
         max_model_len = sizes.max_position_embeddings or sizes.n_positions
@@ -42,13 +44,34 @@ class ModelFacts:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: max_position_embeddings")
         named = dict.fromkeys([*_ends(folder, config), *_ends_of_tokenizer(folder)])
         ends = tuple(end for end in named if end < sizes.vocab_size)  # a tokenizer may have tokens beyond the model's
-        return cls(max_model_len, sizes.vocab_size, ends, EmbeddingSizes.of(config))
+        return cls(max(max_model_len, _stretched(text)), sizes.vocab_size, ends, EmbeddingSizes.of(config))
 
 
 class _Sizes(msgspec.Struct):
     vocab_size: Positive
     max_position_embeddings: Positive | None = None
     n_positions: Positive | None = None  # the same in GPT-2's family
+
+
+def _stretched(text: Mapping[str, Any]) -> int:
+    """Tokens of context that YaRN makes of those that the model was trained on, where both are said: as with vLLM, also
+    where ``max_position_embeddings`` is the latter. 0 without."""
+    longest = 0
+    for rope in ropes_of(text):
+        factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
+        is_yarn = rope.get("rope_type", rope.get("type")) == "yarn"
+        if is_yarn and isinstance(factor, int | float) and isinstance(original, int):
+            longest = max(longest, int(original * factor))
+    return longest
+
+
+def ropes_of(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What a text model's config says of rotary embeddings: of the whole model, or of each of its kinds of layers."""
+    for name in ("rope_parameters", "rope_scaling"):
+        found = text.get(name)
+        for each in (found, *found.values()) if isinstance(found, dict) else ():
+            if isinstance(each, dict):
+                yield each
 
 
 class _Ends(msgspec.Struct):

@@ -42,3 +42,25 @@ def test_an_output_ends_with_each_token_that_a_file_calls_an_end(
 def test_the_context_has_another_name_in_gpt_2s_family(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({name: 1024, "vocab_size": 50257}))
     assert ModelFacts.read(tmp_path).max_model_len == 1024
+
+
+@pytest.mark.parametrize(
+    ("rope", "max_model_len"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 1.5, "original_max_position_embeddings": 32768}}, 49152),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4096}}, 32768),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 32768),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 9000}}, 32768),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 32768),
+        ({"rope_scaling": None, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 32768),
+    ],
+)
+@pytest.mark.parametrize("is_text", [False, True])
+def test_the_context_is_the_one_that_yarn_stretches_it_to(
+    rope: dict[str, Any], max_model_len: int, is_text: bool, tmp_path: Path
+) -> None:
+    """As Qwen has it said in config.json, and as vLLM reads it."""
+    config = {"max_position_embeddings": 32768, "vocab_size": 50257} | rope
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if is_text else config))
+    assert ModelFacts.read(tmp_path).max_model_len == max_model_len

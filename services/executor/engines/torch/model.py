@@ -20,6 +20,7 @@ from services.executor.engines.torch.device import choose_dtype
 from services.executor.engines.torch.linear import can_pack, pack_linears
 from services.executor.engines.torch.llama import LlamaForward, is_llama
 from shared.errors import ConfigError, EngineError, ModelError
+from shared.text.model_folder import ropes_of
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ def why_not_exact(config: Mapping[str, Any], max_model_len: int) -> str:
     """What is wrong with serving so long contexts, by the model's config.json: tokens that would depend on others of a
     step, or on a mask that is not built here. Empty where nothing is."""
     config = config.get("text_config") or config
-    for rope in _ropes(config):
+    for rope in ropes_of(config):
         kind = rope.get("rope_type", rope.get("type"))
         original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
         trained = original or config.get("max_position_embeddings") or max_model_len
@@ -219,15 +220,6 @@ def why_not_exact(config: Mapping[str, Any], max_model_len: int) -> str:
         what = f"it attends in chunks of {chunk} tokens, which is not known here"
         return f"{what}: limit its context with max_model_len = {chunk}, or choose --engine vllm"
     return ""
-
-
-def _ropes(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Of the whole model, or of each of its kinds of layers."""
-    for name in ("rope_parameters", "rope_scaling"):
-        found = config.get(name)
-        for each in (found, *found.values()) if isinstance(found, dict) else ():
-            if isinstance(each, dict):
-                yield each
 
 
 def _are_close(logits: Tensor, expected: Tensor) -> bool:

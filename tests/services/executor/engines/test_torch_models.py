@@ -190,6 +190,21 @@ def test_a_rotary_embedding_that_goes_by_others_of_a_step_is_refused_unless_it_c
     engine.close()
 
 
+def test_a_context_that_yarn_stretches_is_served(tmp_path: Path) -> None:
+    """Of 256 tokens that the model was trained on, 1024."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
+    model = save_model(tmp_path, "qwen2", rope_parameters=rope)
+    engine = TorchEngine.load(tmp_path, "qwen2", device="cpu", num_blocks=80, num_threads=1)
+    assert engine.spec.max_model_len == 1024
+    prompt = [2 + number * 7 % 290 for number in range(400)]
+    requests = [Request("r", prompt, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))]
+    output = EngineDriver(engine, seed=3, max_tokens=60).run(requests)["r"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    assert output == logits.argmax(-1).tolist()
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("config", "max_model_len", "said"),
     [
