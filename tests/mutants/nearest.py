@@ -99,6 +99,7 @@ TESTS = {
     ),
     "shared/scheduling/orders/offline/rate.py": (f"{ORDERS}/test_offline_rate.py",),
     "shared/scheduling/orders/offline/share.py": (f"{ORDERS}/test_fair_share.py",),
+    "shared/scheduling/orders/offline/ranks.py": (f"{ORDERS}/test_fair_share.py", f"{ORDERS}/test_turns.py"),
     "shared/scheduling/orders/offline/turns.py": (f"{ORDERS}/test_fair_share.py", f"{ORDERS}/test_turns.py"),
     "shared/scheduling/orders/offline/urgency.py": (f"{ORDERS}/test_fair_share.py",),
     "shared/scheduling/placement": (

@@ -13,8 +13,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.ranks import Rank, Ranks
 from shared.scheduling.orders.offline.share import BatchAccount, Charge, ClientAccount, Share, ShareOf, lifted
-from shared.scheduling.orders.offline.turns import Turns
+from shared.scheduling.orders.offline.turns import Turns, batch_rank, client_rank
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.request import Request
 
@@ -38,6 +39,7 @@ class FairShare:
         self._share_of = share_of
         self._slack_tokens = slack_tokens
         self._clients: dict[str, ClientAccount] = {}
+        self._ranks = Ranks()  # of the clients
         self._batches: dict[str, BatchAccount] = {}
         self._num_tokens: dict[str, int] = {}  # of each request, with the most output that it may have
         self._charges: dict[str, Charge] = {}  # of taken requests
@@ -89,6 +91,7 @@ class FairShare:
             self._wait(batch, -1)
         if not batch.num_known:
             del self._batches[batch.batch_id], batch.client.batches[batch.batch_id]
+            batch.client.ranks.forget(batch.batch_id)
             if not batch.client.batches:
                 self._forget(batch.client)
 
@@ -111,7 +114,7 @@ class FairShare:
     def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
         """What waits, next first, read lazily, as it is if each is taken before the next. Nothing must change
         meanwhile."""
-        turns = Turns(self._clients, self._share_of, self._slack_tokens)
+        turns = Turns(self._clients, self._ranks, self._share_of, self._slack_tokens)
         while (turn := turns.next_turn()) is not None:
             for request in self._order.in_order(view, turn):
                 yield request
@@ -123,8 +126,15 @@ class FairShare:
                 turns.close(self._batches[batch_id] for batch_id in turn.groups)
 
     def _wait(self, batch: BatchAccount, change: int) -> None:
+        """So many more wait; what it and its client were charged, and their precedence, is as it is to be."""
+        client = batch.client
         batch.num_waiting += change
-        batch.client.num_waiting += change
+        client.num_waiting += change
+        client.ranks.move(batch.batch_id, self._batch_rank(batch))
+        self._ranks.move(client.client_id, client_rank(client.charged, client.ranks, self._slack_tokens))
+
+    def _batch_rank(self, batch: BatchAccount) -> Rank | None:
+        return batch_rank(batch.num_waiting, batch.charged, batch.precedence, self._slack_tokens)
 
     def _lift(self, batch: BatchAccount) -> None:
         """One of the batch's requests is about to wait: where none did, no idle time is saved up."""
@@ -142,6 +152,8 @@ class FairShare:
             if client is None:
                 charged = self._owing.pop(client_id, 0.0)
                 client = self._clients[client_id] = ClientAccount(client_id, charged=charged)
+                self._ranks.add(client_id)
+            client.ranks.add(batch_id)
             batch = self._batches[batch_id] = client.batches[batch_id] = BatchAccount(batch_id, client)
         return batch
 
@@ -149,6 +161,7 @@ class FairShare:
         """It has nothing here. What it was charged beyond those that wait is kept until they were charged as much: who
         sends one request after another gets no more than who sends all at once. Where nobody waits nobody is owed."""
         del self._clients[client.client_id]
+        self._ranks.forget(client.client_id)
         self._owing[client.client_id] = client.charged
         waiting = [each.charged for each in self._clients.values() if each.num_waiting]
         floor = min(waiting, default=math.inf)
@@ -164,6 +177,9 @@ class FairShare:
         for client_id, client in self._clients.items():
             assert client.client_id == client_id and client.batches
             assert client.num_waiting == sum(batch.num_waiting for batch in client.batches.values())
+            client.ranks.check_integrity({each.batch_id: self._batch_rank(each) for each in client.batches.values()})
+        ranks = {key: client_rank(each.charged, each.ranks, self._slack_tokens) for key, each in self._clients.items()}
+        self._ranks.check_integrity(ranks)
         for batch_id, batch in self._batches.items():
             assert self._clients[batch.client.client_id].batches[batch_id] is batch and batch.num_known
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from shared.scheduling.orders.offline.ranks import Ranks
 from shared.scheduling.orders.offline.urgency import MAX_CLIENT_URGENCY
 
 
@@ -44,6 +45,7 @@ class Charge(NamedTuple):
 class ClientAccount:
     client_id: str
     batches: dict[str, BatchAccount] = field(default_factory=dict)
+    ranks: Ranks = field(default_factory=Ranks)  # of its batches
     num_waiting: int = 0
     charged: float = 0.0
     reached: float = 0.0  # what its batch that was served last had been charged before

@@ -1,7 +1,10 @@
 """Whose turn it is, against a slow reader that looks at all accounts anew for each request."""
 
+import sys
 from dataclasses import dataclass
+from types import FrameType
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,3 +92,26 @@ def test_it_is_read_as_a_slow_reader_reads_it(
     for batch_id in [batch_id for number, batch_id in enumerate(shares) if number in pressing]:
         shares[batch_id] = Share(shares[batch_id].client_id, 1.0, 4.0, goes_first=True)
     assert [request.request_id for request in order.in_order()] == naive_reading(order, shares, slack_tokens)
+
+
+@pytest.mark.parametrize("num_clients", [1, 1000])
+def test_who_is_next_costs_no_look_at_each_batch(num_clients: int) -> None:
+    assert num_calls_of_next(2000, num_clients) < 1000
+
+
+def num_calls_of_next(num_batches: int, num_clients: int) -> int:
+    """Of functions, until the next of that many batches' requests is known."""
+    order, num_calls = FairShare(FcfsOrder(), lambda batch_id: Share(f"client-{int(batch_id[1:]) % num_clients}")), 0
+    for number in range(num_batches):
+        order.add(Request(f"b{number}.1", OFFLINE, 1, 10), pack_tokens([number]))
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        next(order.in_order())
+    finally:
+        sys.setprofile(None)
+    return num_calls
