@@ -77,7 +77,7 @@ def _divide_repeated(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> 
     known = [(i, history.token_ids) for i, _, history in wanting if penalties[i] != 1.0]
     if not known:
         return
-    places, _ = _places(known, vocab_size)
+    places = _places(known, vocab_size)  # one that is there twice gets the same number twice
     index = torch.from_numpy(places).to(flat.device)
     values, factors = flat[index], _per_place(penalties, places // vocab_size, flat.device)
     factors.clamp_(min=NUMBERS.tiny)
@@ -90,18 +90,16 @@ def _subtract_penalties(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) 
     outputs = [(i, h.output) for i, _, h in wanting if presence[i] or frequency[i]]
     if not any(token_ids for _, token_ids in outputs):
         return
-    places, counts = _places(outputs, vocab_size)
+    places, counts = np.unique(_places(outputs, vocab_size), return_counts=True)
     rows, device = places // vocab_size, flat.device
     times = torch.from_numpy(counts).to(device)
     penalties = _per_place(presence, rows, device) + _per_place(frequency, rows, device) * times
     flat[torch.from_numpy(places).to(device)] -= penalties
 
 
-def _places(tokens: Iterable[tuple[int, list[int]]], vocab_size: int) -> tuple[Ints, Ints]:
-    """Where each row's tokens are in the flat logits, each once, and how often the row has it."""
-    parts = [np.array(token_ids, dtype=np.int64) + row * vocab_size for row, token_ids in tokens]
-    places, counts = np.unique(np.concatenate(parts), return_counts=True)
-    return places, counts
+def _places(tokens: Iterable[tuple[int, list[int]]], vocab_size: int) -> Ints:
+    """Where each row's tokens are in the flat logits, as often as the row has them."""
+    return np.concatenate([np.array(token_ids, dtype=np.int64) + row * vocab_size for row, token_ids in tokens])
 
 
 def _per_place(values: dict[int, float], rows: Ints, device: torch.device) -> torch.Tensor:
