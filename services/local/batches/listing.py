@@ -8,23 +8,48 @@ from services.local.batches.batch import counts_of
 from services.local.commands.output import stdout_console
 from services.local.commands.server import Json
 
-COLUMNS = ("id", "status", "done", "failed", "left", "total", "endpoint", "created")
-NARROW_COLUMNS = ("id", "status", "done", "failed", "total", "created")
-WIDE = 122  # columns of a terminal that all of them need
+COLUMNS = ("id", "status", "model", "done", "failed", "left", "total", "endpoint", "created")
+LEFT_OUT = (
+    "endpoint",
+    "left",
+    "total",
+    "created",
+    "failed",
+    "model",
+    "done",
+    "status",
+)  # where they do not fit, in turn
+GAP = 2  # between columns
+LONG_TIME, SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M"
 
 
 def print_batches(*batches: Json) -> None:
-    """A table on stdout, with fewer columns where that is narrow; models where they are of several."""
+    """A table on stdout, with as many columns as fit; models where they are of several."""
     console = stdout_console()
-    columns, created_form = (COLUMNS, "%Y-%m-%d %H:%M:%S") if console.width >= WIDE else (NARROW_COLUMNS, "%m-%d %H:%M")
-    if len({batch.get("model") for batch in batches} - {None}) > 1:
-        columns = (*columns[:2], "model", *columns[2:])
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    columns, time_form = list(COLUMNS), LONG_TIME
+    if len({batch.get("model") for batch in batches} - {None}) <= 1:
+        columns.remove("model")
+    for name in LEFT_OUT:
+        if _width(columns, batches, time_form) <= console.width:
+            break
+        time_form = SHORT_TIME
+        if name in columns and _width(columns, batches, time_form) > console.width:
+            columns.remove(name)
+    table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)
     for name in columns:
-        table.add_column(name, no_wrap=True, overflow="ignore" if name == "id" else "ellipsis")  # to be copied whole
+        table.add_column(name, no_wrap=True, overflow="ignore")  # an id is to be copied whole
     for batch in batches:
-        counts = counts_of(batch)
-        created = time.strftime(created_form, time.localtime(batch["created_at"]))
-        cells = batch | counts | {"created": created, "done": counts["completed"], "model": batch.get("model") or ""}
-        table.add_row(*(str(cells[name]) for name in columns))
+        table.add_row(*(_cell(batch, name, time_form) for name in columns))
     console.print(table)
+
+
+def _width(columns: list[str], batches: tuple[Json, ...], time_form: str) -> int:
+    cells = (max(len(name), *(len(_cell(batch, name, time_form)) for batch in batches), 0) for name in columns)
+    return sum(cells) + GAP * (len(columns) - 1)
+
+
+def _cell(batch: Json, name: str, time_form: str) -> str:
+    if name == "created":
+        return time.strftime(time_form, time.localtime(batch["created_at"]))
+    counts = counts_of(batch)
+    return str(counts["completed"] if name == "done" else counts[name] if name in counts else batch.get(name) or "")

@@ -49,14 +49,37 @@ def test_batches_stand_in_whole_lines_in_a_pipe(capsys: pytest.CaptureFixture[st
     assert all(line.isprintable() for line in (head, *rows))
 
 
-def test_batches_fit_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (115, ["id", "status", "done", "failed", "left", "total", "endpoint", "created"]),
+        (112, ["id", "status", "done", "failed", "left", "total", "endpoint", "created"]),
+        (80, ["id", "status", "done", "failed", "total", "created"]),
+        (65, ["id", "status", "done", "failed"]),
+        (50, ["id", "status", "done"]),
+        (30, ["id"]),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_and_whole_cells(
+    monkeypatch: pytest.MonkeyPatch, width: int, columns: list[str]
+) -> None:
     out = io.StringIO()
-    console = Console(file=out, width=80, highlight=False, markup=False)
+    console = Console(file=out, width=width, highlight=False, markup=False)
     monkeypatch.setattr("services.local.batches.listing.stdout_console", lambda: console)
-    print_batches(BATCH)
-    head, row = out.getvalue().splitlines()
-    assert max(len(head), len(row)) <= 80 and "…" not in row
-    assert row.split()[:5] == [BATCH["id"], "in_progress", "12345", "6", "45000"]
+    print_batches(BATCH, BATCH | {"status": "done"})
+    head, row, other = out.getvalue().splitlines()
+    assert head.split() == columns and max(map(len, (head, row, other))) <= width
+    cells = {"id": BATCH["id"], "status": "in_progress", "done": "12345", "failed": "6", "left": "32649"}
+    cells |= {"total": "45000", "endpoint": "/v1/chat/completions"}
+    assert [cells.get(name) for name in columns if name != "created"] == row.split()[
+        : len(columns) - ("created" in columns)
+    ]
+
+
+def test_batches_of_several_models_name_them(capsys: pytest.CaptureFixture[str]) -> None:
+    print_batches(BATCH | {"model": "a"}, BATCH | {"model": "b"})
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["id", "status", "model"] and [row.split()[2] for row in rows] == ["a", "b"]
 
 
 def test_without_a_terminal_nothing_is_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
