@@ -30,12 +30,11 @@ def cached(hub_id: str, files: Sequence[str], check: Check) -> Path | None:
 def fetch(hub_id: str, files: Sequence[str], check: Check, progress: Progress) -> Path:
     """Network and access errors become ModelError."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     progress(f"fetching {hub_id} from the Hugging Face hub")
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=list(files)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except Exception as error:  # its HTTP library has errors of its own for a connection that is lost
         why = " ".join(str(error).split())
         raise ModelError(
             f"there is no folder {hub_id} here, and cannot fetch {hub_id} from the Hugging Face hub: {why}"

@@ -1,10 +1,13 @@
 """Model preparation, with real processes on a cache of their own."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -117,3 +120,46 @@ def test_hub_that_cannot_be_reached_is_a_model_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="cannot fetch nobody/nothing from the Hugging Face hub"):
         prepare("nobody/nothing", tmp_path, print)
+
+
+class CuttingHub(BaseHTTPRequestHandler):
+    """A hub that has one model, of whose files no more comes than their beginnings."""
+
+    def do_HEAD(self) -> None:
+        self.answer(b"")
+
+    def do_GET(self) -> None:
+        if "/tree/" in self.path:
+            files = [{"type": "file", "path": name, "size": 9999, "oid": "b" * 40} for name in ("config.json",)]
+            self.answer(json.dumps(files).encode(), is_whole=True)
+        elif self.path.startswith("/api/"):
+            self.answer(json.dumps({"id": "me/model", "sha": "a" * 40, "siblings": []}).encode(), is_whole=True)
+        else:
+            self.answer(b"{")
+
+    def answer(self, body: bytes, is_whole: bool = False) -> None:
+        self.send_response(200)
+        length = len(body) if is_whole else 9999
+        about = {"ETag": f'"{"c" * 40}"', "X-Repo-Commit": "a" * 40, "Content-Length": length}
+        for name, value in about.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def test_a_connection_to_the_hub_that_is_lost_is_an_error_in_one_line(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), CuttingHub) as server:
+        threading.Thread(target=server.serve_forever).start()
+        at_server = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_DISABLE_XET": "1"}
+        command = [sys.executable, "-m", "services.executor.prepare_model", "--model", "me/model"]
+        environ = os.environ | at_server | {"HF_HOME": str(tmp_path)}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environ)
+        server.shutdown()
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(
+        "error: there is no folder me/model here, and cannot fetch me/model"
+    )
+    assert "Traceback" not in ended.stderr
