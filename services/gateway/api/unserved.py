@@ -26,6 +26,10 @@ UNSERVED = {
     "vector_stores": "files are kept for batches and not searched",
     "containers": "no code is run here",
     "evals": "evaluations are run as batches",
+    "skills": "no code is run here",
+    "chatkit": "conversations are not kept; each request brings its own",
+    "responses/input_tokens": "POST /tokenize counts the tokens of messages",
+    "responses/compact": "send the part of the conversation that is to be kept as input",
     "organization": "of it there is usage/completions; API keys are managed with slackwater key",
 }
 
@@ -34,8 +38,9 @@ router = APIRouter()
 
 async def refuse(request: Request) -> Response:
     """404: nothing that a client changes in the request would help."""
-    family = request.url.path.removeprefix("/v1/").partition("/")[0]
-    what = f"{request.method} {request.url.path} is not served here: {UNSERVED[family]}"
+    below = request.url.path.removeprefix("/v1/")
+    why = next(why for name, why in UNSERVED.items() if f"{below}/".startswith(f"{name}/"))
+    what = f"{request.method} {request.url.path} is not served here: {why}"
     raise RequestError(f"{what}; served are {', '.join(SERVED)}", None, "unsupported_endpoint", 404)
 
 

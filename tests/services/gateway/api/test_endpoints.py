@@ -95,6 +95,9 @@ CALLS: list[Callable[[openai.OpenAI], Any]] = [
     lambda client: client.fine_tuning.jobs.list(),
     lambda client: client.vector_stores.retrieve("vs_1"),
     lambda client: client.conversations.create(),
+    lambda client: client.responses.input_tokens.count(model=MODEL, input="Hi"),
+    lambda client: client.responses.compact(model=MODEL, input="Hi"),
+    lambda client: client.skills.list(),
 ]
 
 
@@ -109,7 +112,7 @@ def test_the_client_is_told_what_is_served(rig: GatewayRig, call: Callable[[open
 @pytest.mark.parametrize("name", UNSERVED)
 def test_each_of_them_says_why(rig: GatewayRig, name: str) -> None:
     for path in (f"/v1/{name}", f"/v1/{name}/anything/else"):
-        error = rig.http.delete(path).json()["error"]
+        error = rig.http.post(path).json()["error"]
         assert path in error["message"] and UNSERVED[name] in error["message"]
 
 
