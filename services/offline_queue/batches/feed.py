@@ -20,8 +20,7 @@ class BatchFeed:
     once half of that is free again: whatever a batch's size, its part in memory is the room and one request."""
 
     def __init__(self, tools: BatchTools, progress: BatchProgress, give_up: Callable[[int, str], None]) -> None:
-        """``tools.room``: bytes, as ``BatchProgress.held_bytes`` counts them; it may change at any time. ``give_up``:
-        told of a line that can never run, and why."""
+        """``give_up``: told of a line that can never run, and why."""
         self._tools = tools
         self._progress = progress
         self._give_up = give_up
@@ -31,7 +30,12 @@ class BatchFeed:
     @property
     def is_low(self) -> bool:
         """There is more in the stream, and room for it."""
-        return not self.is_exhausted and 2 * self._progress.held_bytes <= self._tools.room()
+        return not self.is_exhausted and 2 * self._progress.held_bytes <= self._room
+
+    @property
+    def _room(self) -> int:
+        """Bytes, as ``BatchProgress.held_bytes`` counts them; it may change at any time."""
+        return self._tools.room.of(self._progress.held_bytes)
 
     async def fill(self, is_cancelled: Callable[[], bool]) -> None:
         """Up to the room, where less than half of it is in use; the next call goes on from there. Raises BusError; then
@@ -51,7 +55,7 @@ class BatchFeed:
                     continue
                 if self._progress.add_request(request.line, stored.sequence):
                     group.append(request)
-                is_full = self._progress.held_bytes >= self._tools.room()
+                is_full = self._progress.held_bytes >= self._room
                 if is_full or len(group) == GROUP_REQUESTS:
                     self._hand_over(group, is_cancelled)
                     group = []

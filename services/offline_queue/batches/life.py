@@ -153,7 +153,7 @@ class BatchLife:
         if self.record.status not in AT_WORK or self.progress is not None:
             return
         bus, of_model, batch_id = self._tools.bus, self._tools.of_model, self.record.id
-        progress = BatchProgress(batch_id)
+        progress = BatchProgress(batch_id, self._tools.room)
         try:
             self._outputs = await BatchOutputs.open(self._tools, self.record, progress.add_line)
             self.progress = progress  # before the results are read: the next one may come to add_result first
@@ -223,7 +223,7 @@ class BatchLife:
             self._changed.clear()  # before anything is written: what comes from here on is written next time
             await self._store_given_up()
             await feed.fill(self._over.is_set)
-            if feed.is_exhausted and progress.num_open > progress.num_held:
+            if feed.is_exhausted and progress.num_open > progress.num_held and not self._over.is_set():
                 await self._store_again(progress.never_held())
                 feed.start_over()
             await self._write_progress(progress)
@@ -317,7 +317,7 @@ class BatchLife:
         """What admission learns anew. The pool keeps the requests."""
         self._close_outputs()
         if self.progress is not None:
-            self._held_before |= dict.fromkeys(self.progress.held_request_ids())
+            self._held_before |= dict.fromkeys(self.progress.take_held())
             self._queued_tokens = self.progress.open_tokens
         self.progress = self._feed = None
 
@@ -356,16 +356,16 @@ class BatchLife:
         """As it was read or written last."""
         self.record = record
         if record.status == "in_progress":
-            self._tools.at_work[record.id] = None
+            self._tools.room.at_work[record.id] = None
         else:
-            self._tools.at_work.pop(record.id, None)
+            self._tools.room.at_work.pop(record.id, None)
         self.notice(record)
 
     def _discard_held(self) -> None:
         self._tools.pool.discard(list(self._held_before))
         self._held_before.clear()
         if self.progress is not None:
-            self._tools.pool.discard(self.progress.held_request_ids())
+            self._tools.pool.discard(self.progress.take_held())
 
     def _is_expired(self) -> bool:
         return self._window.left_s() <= 0

@@ -13,6 +13,7 @@ from services.offline_queue.batches.adoption import Adoption
 from services.offline_queue.batches.life import BatchLife
 from services.offline_queue.batches.lines import line_of
 from services.offline_queue.batches.results import failed_result, unreadable_failure, unreadable_result
+from services.offline_queue.batches.room import PoolRoom
 from services.offline_queue.batches.spending import BatchSpending
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Bus, Entry, Stored
@@ -63,13 +64,13 @@ class BatchManager:
         max_failures: int = 5,
     ) -> None:
         """``model_name``: the model's in the stack; ``pool_bytes``: about what all batches' requests may take in the
-        pool, shared evenly by those at work; ``max_failures``: runs of one request that may fail until it is given
+        pool; ``max_failures``: runs of one request that may fail until it is given
         up."""
         self._bus = bus
         self._model_name = model_name
         self._of_model = of_model = subjects.of_model(model_name)
         self._clock = clock
-        self._pool_bytes = pool_bytes
+        self._room = PoolRoom(pool_bytes)
         self._lives: dict[str, BatchLife] = {}
         self._elsewhere: dict[str, BatchRecord] = {}  # at work for other models
         fixed = partial(BatchTools, bus=bus, of_model=of_model, tokenizer=tokenizer, model=model)
@@ -162,12 +163,9 @@ class BatchManager:
             validating=sum(life.record.status == "validating" for life in lives),
             lines_open=sum(progress.num_open for progress in at_work),
             lines_held=sum(progress.num_held for progress in at_work),
-            held_bytes=sum(progress.held_bytes for progress in at_work),
+            held_bytes=self._room.held_bytes,
             lines_done=sum(progress.total - progress.num_open for progress in at_work),
         )
-
-    def _room(self) -> int:
-        return self._pool_bytes // max(1, len(self.tools.at_work))
 
     def _queued_tokens(self, owner: str) -> int:
         own = sum(life.queued_tokens for life in self._lives.values() if life.record.owner == owner)
@@ -218,7 +216,7 @@ class BatchManager:
                     delay_s = min(2 * delay_s, MAX_RETRY_S)
         finally:
             del self._lives[batch_id]
-            self.tools.at_work.pop(batch_id, None)
+            self._room.at_work.pop(batch_id, None)
 
     async def _follow(
         self,

@@ -6,6 +6,7 @@ from typing import TypeGuard
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.records import BatchCounts
+from services.offline_queue.batches.room import PoolRoom
 from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.packed_prompt import TOKEN_BYTES
@@ -20,8 +21,10 @@ class BatchProgress:
     open requests that were handed to the pool take there; ``open_tokens``: prompts and longest answers of all open
     ones."""
 
-    def __init__(self, batch_id: str) -> None:
+    def __init__(self, batch_id: str, room: PoolRoom) -> None:
+        """``room``: what it holds is a part of what is held there, until ``take_held``."""
         self.batch_id = batch_id
+        self._room = room
         self.total = 0
         self.num_open = 0
         self.num_held = 0
@@ -57,8 +60,7 @@ class BatchProgress:
             return False
         if self._states[line] == OPEN:
             self._states[line] = HELD
-            self.num_held += 1
-            self.held_bytes += self._bytes_of(line)
+            self._hold(1, self._bytes_of(line))
         return True
 
     def add_result(self, line: int, result: OfflineResult) -> bool:
@@ -70,8 +72,7 @@ class BatchProgress:
         if not self.is_open(line):
             return False
         if self._states[line] == HELD:
-            self.num_held -= 1
-            self.held_bytes -= self._bytes_of(line)
+            self._hold(-1, -self._bytes_of(line))
         self._states[line] = DONE
         self.num_open -= 1
         self.open_tokens -= self._prompt_tokens[line] + self._output_tokens[line]
@@ -108,9 +109,18 @@ class BatchProgress:
         taken, self._done_requests = self._done_requests, []
         return taken
 
-    def held_request_ids(self) -> list[str]:
-        """Requests without a result that were handed to the pool, in the order of their lines."""
-        return [f"{self.batch_id}.{line}" for line, state in enumerate(self._states) if state == HELD]
+    def take_held(self) -> list[str]:
+        """Requests without a result that were handed to the pool, in the order of their lines; none is held now."""
+        held = [f"{self.batch_id}.{line}" for line, state in enumerate(self._states) if state == HELD]
+        self._states = self._states.replace(bytes([HELD]), bytes([OPEN]))
+        self._hold(-self.num_held, -self.held_bytes)
+        return held
+
+    def _hold(self, num_lines: int, num_bytes: int) -> None:
+        """So much more."""
+        self.num_held += num_lines
+        self.held_bytes += num_bytes
+        self._room.held_bytes += num_bytes
 
     def _bytes_of(self, line: int) -> int:
         return REQUEST_BYTES + TOKEN_BYTES * self._prompt_tokens[line] + self._sampling_bytes.get(line, 0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.offline_queue.batches.lines import lines_object
+from services.offline_queue.batches.room import PoolRoom
 from services.offline_queue.batches.spending import BatchSpending
 from shared.bus import Bucket, Bus, Objects
 from shared.clock import Clock
@@ -20,8 +21,8 @@ MOST_READ = 256  # input files at a time; the bus has 1,000 places for readers o
 
 @dataclass(frozen=True, slots=True)
 class BatchTools:
-    """``at_work``: batches whose lines may be in the pool, by id. ``reading``: batches take turns by the group of lines
-    that they read, first come, first served; ``places``: so many of them, since each keeps a reader of the bus."""
+    """``reading``: batches take turns by the group of lines that they read, first come, first served; ``places``: so
+    many of them, since each keeps a reader of the bus."""
 
     bus: Bus
     of_model: ModelSubjects
@@ -29,7 +30,7 @@ class BatchTools:
     model: ServedModel
     pool: OfflinePool
     clock: Clock
-    room: Callable[[], int]  # bytes in the pool for each batch at work
+    room: PoolRoom
     queued_tokens: Callable[[str], int]  # of all open batches of an owner
     max_failures: int  # of one request, before it is given up
     batches: Bucket[BatchRecord]
@@ -37,7 +38,6 @@ class BatchTools:
     files: Bucket[FileRecord]
     objects: Objects
     spending: BatchSpending
-    at_work: dict[str, None] = field(default_factory=dict)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_READ))
 

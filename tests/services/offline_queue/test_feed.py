@@ -2,6 +2,7 @@
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.progress import REQUEST_BYTES, BatchProgress
+from services.offline_queue.batches.room import PoolRoom
 from shared.offline_queue.offline_pool import OfflinePool
 from shared.protocol.offline.requests import OfflineResult
 from shared.protocol.sampling import FinishReason
@@ -58,6 +59,17 @@ async def test_batches_at_work_share_the_room(desk: Desk) -> None:
             assert (await desk.until_cleared(batch_id)).request_counts.completed == 200
 
 
+async def test_batches_that_come_one_after_the_other_take_no_more_than_there_is(desk: Desk) -> None:
+    """Each would have its share, and those before it more than theirs."""
+    pool_bytes = 1000 * REQUEST_BYTES
+    async with desk.running(permits=0, pool_bytes=pool_bytes) as (manager, pool):
+        for _ in range(6):
+            batch_id = await submit(desk, 1100)
+            life = manager._lives[(await desk.until_status(batch_id, "in_progress")).id]
+            await pool.until(lambda life=life: life._feed is not None and not life._feed.is_low)  # type: ignore[misc]
+        assert manager.stats().held_bytes < 1.5 * pool_bytes
+
+
 async def test_a_kill_between_two_fills_loses_nothing(desk: Desk) -> None:
     batch_id = await submit(desk, 150)
     for completed in (30, 60):
@@ -83,7 +95,8 @@ async def test_a_batch_that_is_cancelled_gives_its_room_back(desk: Desk) -> None
 
 
 def test_only_what_is_held_counts() -> None:
-    progress = BatchProgress("batch_1")
+    room = PoolRoom(1)
+    progress = BatchProgress("batch_1", room)
     for number in (1, 2, 4):
         progress.add_line(BatchLine(number, "", 10 * number))
     assert progress.add_request(1, 7) and progress.add_request(2, 8)
@@ -92,7 +105,9 @@ def test_only_what_is_held_counts() -> None:
     assert progress.add_result(1, result) and progress.add_result(4, result)
     assert (progress.num_held, progress.held_bytes) == (1, REQUEST_BYTES + 20 * TOKEN_BYTES)
     assert not progress.add_request(4, 9) and progress.take_done_requests() == [7, 9]
-    assert progress.held_request_ids() == ["batch_1.2"]
+    assert room.held_bytes == progress.held_bytes and progress.take_held() == ["batch_1.2"]
+    assert (progress.num_held, progress.held_bytes, room.held_bytes, progress.num_open) == (0, 0, 0, 1)
+    assert progress.add_result(2, result) and progress.held_bytes == 0
 
 
 def test_an_executor_goes_on_with_a_request_that_is_not_here_yet() -> None:
