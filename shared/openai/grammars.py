@@ -118,13 +118,12 @@ def encoded(value: Any, what: str, param: str) -> str:
 
 
 def _hermes(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
-    """A lazy rule ends with the first mark, so that what follows a mark is never text."""
-    mark, end = BEGINS[use.format], f'"\\n{HERMES_END}"'
+    mark, end = _mark(BEGINS[use.format], tokenizer), f'"\\n" {_mark(HERMES_END, tokenizer)}'
     if is_demanded:
         more = r' ("\n" call)*' if use.is_parallel else ""
-        return f'start: call{more}\ncall: "{mark}\\n" value {end}\n'
+        return f'start: call{more}\ncall: {mark} "\\n" value {end}\n'
     often = "*" if use.is_parallel else "?"
-    return f'start: call{often} TEXT\ncall: begin "\\n" value {end}\nbegin[lazy]: TEXT "{mark}"\n{ANY_TEXT}'
+    return f'start: call{often} TEXT\ncall: begin "\\n" value {end}\n{_text_up_to(mark)}'
 
 
 def _llama(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
@@ -133,13 +132,23 @@ def _llama(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
 
 
 def _mistral(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
-    """A special token is part of no text; a mark that is written out needs a lazy rule."""
-    token_id = tokenizer.call_token_id
-    mark, begin = (f'"{BEGINS[use.format]}"', "begin[lazy]") if token_id is None else (f"<[{token_id}]>", "begin")
+    mark = _mark(BEGINS[use.format], tokenizer)
     values = '" [" value (", " value)* "]"' if use.is_parallel else '" [" value "]"'
     if is_demanded:
         return f"start: {mark} {values}\n"
-    return f"start: TEXT | begin {values}\n{begin}: TEXT {mark}\n{ANY_TEXT}"
+    return f"start: TEXT | begin {values}\n{_text_up_to(mark)}"
+
+
+def _mark(text: str, tokenizer: Tokenizer) -> str:
+    """The token, where it is a special one: no text has that in it."""
+    token_id = tokenizer.special_id(text)
+    return f'"{text}"' if token_id is None else f"<[{token_id}]>"
+
+
+def _text_up_to(mark: str) -> str:
+    """A mark that is written out needs a lazy rule, which ends with the first one: what follows it is never text."""
+    begin = "begin[lazy]" if mark.startswith('"') else "begin"
+    return f"{begin}: TEXT {mark}\n{ANY_TEXT}"
 
 
 _FRAMES = {ToolFormat.HERMES: _hermes, ToolFormat.LLAMA: _llama, ToolFormat.MISTRAL: _mistral}

@@ -53,10 +53,9 @@ class Tokenizer:
         shown = () if self.thinking is None else (self.thinking.begin, self.thinking.end)
         self._special_ids = frozenset(id for id, token in added.items() if token.special and token.content not in shown)
         mark = None if self.tool_format is None else BEGINS[self.tool_format]
-        special = {added[token_id].content: token_id for token_id in self._special_ids}
-        self.call_token_id = None if mark is None else special.get(mark)  # where the mark of calls is a special token
+        self._special = {added[token_id].content: token_id for token_id in self._special_ids}
         marks = (mark, HERMES_END) if self.tool_format is ToolFormat.HERMES else (mark,)
-        self._call_ids = frozenset(special[each] for each in marks if each in special)
+        self._call_ids = frozenset(self._special[each] for each in marks if each in self._special)
         self._bytes = TokenBytes(backend)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -143,6 +142,10 @@ class Tokenizer:
         """As the vocabulary has it; empty for an id outside of it."""
         token: str | None = self._backend.id_to_token(token_id)
         return token or ""
+
+    def special_id(self, name: str) -> int | None:
+        """Of the special token that is written so; None where there is none."""
+        return self._special.get(name)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token alone stands for, special ones by their name."""

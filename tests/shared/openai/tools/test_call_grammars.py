@@ -158,7 +158,8 @@ def without_special_mark() -> Tokenizer:
 @pytest.mark.parametrize("is_demanded", [True, False])
 def test_a_mark_need_be_no_token_of_its_own(is_demanded: bool) -> None:
     tokenizer = without_special_mark()
-    assert tokenizer.call_token_id is None and tokenizer_of(ToolFormat.MISTRAL).call_token_id is not None
+    assert tokenizer.special_id("[TOOL_CALLS]") is None
+    assert tokenizer_of(ToolFormat.MISTRAL).special_id("[TOOL_CALLS]") is not None
     choice = {"tool_choice": "required"} if is_demanded else {}
     grammar = parse(tokenizer, tools=[STRICT, TIME], **choice).sampling.grammar
     weather, _ = CALLS[ToolFormat.MISTRAL]
@@ -166,6 +167,21 @@ def test_a_mark_need_be_no_token_of_its_own(is_demanded: bool) -> None:
     for text in ("Well.", f"Well. {weather}"):
         assert accepts(tokenizer, grammar, text) is not is_demanded
     for text in (weather[:-1], weather.replace("city", "town"), f"{weather} Well."):
+        assert not accepts(tokenizer, grammar, text)
+
+
+@pytest.mark.parametrize("is_demanded", [True, False])
+def test_hermes_marks_may_be_special_tokens(is_demanded: bool) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    backend.add_special_tokens(["<tool_call>", "</tool_call>"])
+    tokenizer = Tokenizer(backend, (TEMPLATES / "hermes.jinja").read_text(), {})
+    choice = {"tool_choice": "required"} if is_demanded else {}
+    grammar = parse(tokenizer, tools=[STRICT, TIME], **choice).sampling.grammar
+    weather, _ = CALLS[ToolFormat.HERMES]
+    assert accepts(tokenizer, grammar, weather) and accepts(tokenizer, grammar, BOTH[ToolFormat.HERMES])
+    for text in ("Well.", f"Well. {weather}"):
+        assert accepts(tokenizer, grammar, text) is not is_demanded
+    for text in (weather[:-1], weather.replace("city", "town"), weather.removesuffix("</tool_call>")):
         assert not accepts(tokenizer, grammar, text)
 
 
