@@ -1,13 +1,14 @@
 """``slackwater batch``: list, get, cancel and delete; the commands that run one are in ``commands``."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from services.local.batches import commands
 from services.local.batches.answer_files import AnswerFiles
-from services.local.batches.batch import FIELDS, batches_of, has_ended
-from services.local.batches.ending import KEPT, kept, show_batches
+from services.local.batches.batch import FIELDS, batches_of, describe_end, errors_of, has_ended
+from services.local.batches.ending import KEPT, MAX_ERRORS_SHOWN, kept, show_batches
 from services.local.batches.listing import print_batches
 from services.local.batches.options import BatchId, ForceOption, OutputOption
 from services.local.commands.parameters import JsonOption, show
@@ -51,6 +52,8 @@ def get(
     with server.client() as client:
         batches = batches_of(client, batch_id)
         show_batches(batch_id, batches, as_json)
+        for batch in filter(errors_of, batches):
+            print(describe_end(batch, MAX_ERRORS_SHOWN), file=sys.stderr)
         if output is None:
             return
         if len(batches) > 1:

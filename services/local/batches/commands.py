@@ -187,7 +187,10 @@ def retry(
                     made = wait_for(client, ids, telling)
         with kept(KEPT, f"slackwater batch results {batch_id} --retries --output FILE"):
             written = files.write(client, [with_retries(client, batch) for batch in found], file) if output else None
-    show_batches(ids[0] if len(ids) == 1 else batch_id, made, as_json)
+    if made or as_json:
+        show_batches(ids[0] if len(ids) == 1 else batch_id, made, as_json)
+    else:
+        print("every line has an answer: none runs again")
     if wait or output:
         exit_as_they_ended(made, written)
 

@@ -221,6 +221,7 @@ def test_lines_that_have_not_run_are_retried_and_all_answers_merged(rig: Gateway
     assert ids == [f"row-{n}" for n in range(1, 401)] and not (tmp_path / "raw.errors.jsonl").exists()
     nothing = run(rig, "retry", batch_id, "--json")
     assert (nothing.exit_code, json.loads(nothing.stdout)["data"]) == (0, [])
+    assert run(rig, "retry", batch_id).stdout == "every line has an answer: none runs again\n"
     deleted = run(rig, "delete", batch_id, "--files")
     assert deleted.exit_code == 0, deleted.output
     assert rig.http.get(f"/v1/batches/{batch_id}").status_code == 404
@@ -247,7 +248,10 @@ def test_a_batch_whose_input_was_refused_is_not_retried(rig: GatewayRig, tmp_pat
     source.write_text('{"custom_id": "a"}\n')
     done = run(rig, "submit", source, "--wait", "--json")
     assert done.exit_code == 4, done.output
-    refused = run(rig, "retry", json.loads(done.stdout)["id"])
+    batch_id = json.loads(done.stdout)["id"]
+    got = run(rig, "get", batch_id)
+    assert (got.exit_code, f"batch {batch_id} is failed" in got.stderr, "line 1: " in got.stderr) == (0, True, True)
+    refused = run(rig, "retry", batch_id)
     assert (refused.exit_code, "would fail again" in refused.stderr) == (1, True), refused.stderr
 
 
