@@ -102,12 +102,12 @@ def template_tools(tools: list[Tool]) -> list[dict[str, Any]]:
 
 
 def template_calls(where: str, calls: list[MessageToolCall]) -> list[dict[str, Any]]:
-    """As chat templates expect them: arguments as an object. Raises RequestError."""
+    """As chat templates expect them: arguments as an object, of no text an empty one. Raises RequestError."""
     called = []
     for index, call in enumerate(calls):
         param = f"{where}[{index}].function.arguments"
         try:
-            arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+            arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
             raise RequestError(f"the arguments are not a JSON object: {error}", param) from error
         check_depth(param, arguments)

@@ -125,7 +125,9 @@ def test_a_template_is_shown_arguments_as_an_object() -> None:
         {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": [1]}}},
         {"id": "c2", "type": "function", "function": {"name": "g", "arguments": {}}},
     ]
-    for arguments in ("[]", "{", "", "5", "[" * 100_000):
+    calls[1] = MessageToolCall("c2", CalledFunction("g", ""))
+    assert template_calls("calls", calls)[1]["function"] == {"name": "g", "arguments": {}}
+    for arguments in ("[]", "{", " ", "5", "[" * 100_000):
         calls[1] = MessageToolCall("c2", CalledFunction("g", arguments))
         with pytest.raises(RequestError, match="not a JSON object") as refused:
             template_calls("calls", calls)
