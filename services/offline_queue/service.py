@@ -29,11 +29,11 @@ from shared.protocol.offline.flex import FlexAnswer, FlexMessage, FlexSubmit
 from shared.protocol.offline.learnt import LearntBy
 from shared.protocol.offline.requests import OfflineSample
 from shared.protocol.requests import AbortRequests
-from shared.protocol.services import OFFLINE_QUEUE as NAME
-from shared.protocol.services import STANDBY, LeaseHolder, queue_name
+from shared.protocol.services import STANDBY, LeaseHolder, queue_lease, queue_name
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.share import Share
+from shared.settings.other_models import parse_other_models
 from shared.text.tokenizer import Tokenizer
 from shared.watch.tuning import Tuning
 
@@ -63,7 +63,7 @@ class OfflineQueueService(Service):
         self._strategy = settings.strategy
         self._own_name = queue_name(settings.model_name, bool(model.others))
         self._of_model = subjects.of_model(settings.model_name)
-        self._lease = Lease(bus, f"{NAME}.{self._of_model.model}", clock)
+        self._lease = Lease(bus, queue_lease(self._of_model.model), clock)
         hearing = Hearing(lambda: self._lease.is_answered, clock)
         self._holder: LeaseHolder | None = None  # another one that is at work
         self._is_at_work = False
@@ -76,7 +76,15 @@ class OfflineQueueService(Service):
         self._keep_batches_s = settings.keep_batches_days * 24 * 3600.0
         pool_bytes = settings.pool_mb * 1024**2
         self._batches = BatchManager(
-            bus, settings.model_name, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures
+            bus,
+            settings.model_name,
+            tokenizer,
+            model,
+            self._pool,
+            clock,
+            pool_bytes,
+            settings.max_failures,
+            [each.name for each in parse_other_models(settings.other_models)],
         )
         self._flex = FlexDesk(self._pool, clock, hearing, settings.max_flex_requests, self._strategy.serves_offline)
         self._tuning = Tuning(bus, due.on_work)

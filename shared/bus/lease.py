@@ -13,7 +13,14 @@ from functools import partial
 from shared.bus import Bucket, Bus, Entry
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
-from shared.errors import BusError, ConflictError, LeaseLostError, NobodyListensError, NotFoundOnBusError
+from shared.errors import (
+    BusError,
+    ConflictError,
+    LeaseLostError,
+    NobodyListensError,
+    NoResponderError,
+    NotFoundOnBusError,
+)
 from shared.protocol import subjects
 from shared.protocol.services import LeaseHolder
 
@@ -27,6 +34,20 @@ LOOK_S = 0.5
 RELEASE_S = 2.0  # of a process that is killed soon: without it the next one waits until the lease expires
 MISSES = 2  # in a row: a holder that reconnects is back on the bus within moments
 REPLIES = "_INBOX."
+
+
+async def is_held(bus: Bus, name: str) -> bool:
+    """Whether somebody holds the lease who is there. Raises BusError."""
+    bucket = await bus.bucket(subjects.LEASES_BUCKET, LeaseHolder)
+    try:
+        holder = (await bucket.get(name)).value
+        assert holder is not None
+        await bus.request(subjects.holder(holder.holder_id), None, object, LOOK_S)
+    except (NotFoundOnBusError, NobodyListensError):
+        return False
+    except NoResponderError:  # it listens, and is late
+        return True
+    return True
 
 
 class Lease:

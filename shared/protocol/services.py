@@ -45,6 +45,11 @@ def queue_name(model_name: str, has_others: bool) -> str:
     return f"{OFFLINE_QUEUE}-{short_name(model_name)}" if has_others else OFFLINE_QUEUE
 
 
+def queue_lease(model_token: str) -> str:
+    """Of who is the offline-queue of the model whose name has this token."""
+    return f"{OFFLINE_QUEUE}.{model_token}"
+
+
 def is_queue_at_work(name: str) -> bool:
     """Of any model."""
     return name.startswith(OFFLINE_QUEUE) and not name.endswith(STANDBY)

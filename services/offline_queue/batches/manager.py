@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -16,7 +16,9 @@ from services.offline_queue.batches.results import failed_result, unreadable_fai
 from services.offline_queue.batches.room import PoolRoom
 from services.offline_queue.batches.spending import BatchSpending
 from services.offline_queue.batches.tools import BatchTools
+from services.offline_queue.batches.unserved import PERIOD_S, UnservedBatches
 from shared.bus import Bus, Entry, Stored
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.offline_queue.offline_pool import OfflinePool
@@ -62,12 +64,14 @@ class BatchManager:
         clock: Clock,
         pool_bytes: int = 256 * 1024**2,
         max_failures: int = 5,
+        other_models: Collection[str] = (),
     ) -> None:
-        """``model_name``: the model's in the stack; ``pool_bytes``: about what all batches' requests may take in the
-        pool; ``max_failures``: runs of one request that may fail until it is given
+        """``model_name``, ``other_models``: the model's and the others' in the stack; ``pool_bytes``: about what all
+        batches' requests may take in the pool; ``max_failures``: runs of one request that may fail until it is given
         up."""
         self._bus = bus
         self._model_name = model_name
+        self._other_models = other_models
         self._of_model = of_model = subjects.of_model(model_name)
         self._clock = clock
         self._room = PoolRoom(pool_bytes)
@@ -111,6 +115,7 @@ class BatchManager:
                 group.create_task(self._live(life))
             group.create_task(self._spending.run())
             group.create_task(self._watch_batches(group))
+            group.create_task(self._end_unserved(group))
             results = self._of_model.all_results, OfflineResult, unreadable_result, BatchLife.add_result
             failures = self._of_model.all_failures, OfflineFailure, unreadable_failure, BatchLife.add_failure
             group.create_task(self._follow(*results))
@@ -193,6 +198,20 @@ class BatchManager:
             elif record.status in OPEN_STATUSES:
                 life = self._lives[entry.key] = BatchLife(self.tools, record)
                 group.create_task(self._live(life))
+
+    async def _end_unserved(self, group: asyncio.TaskGroup) -> None:
+        """Of models that are none of the stack's, what is over."""
+        unserved = UnservedBatches(self.tools, self._model_name, self._other_models)
+        while True:
+            try:
+                waiting = [each for each in self._elsewhere.values() if each.id not in self._lives]
+                for life in await unserved.ending(waiting):
+                    self._lives[life.record.id] = life
+                    group.create_task(self._live(life))
+            except BusError as error:
+                logger.warning("batches of other models not looked at", extra={"why": str(error)})
+            check_cancelled()
+            await asyncio.sleep(PERIOD_S)
 
     async def _live(self, life: BatchLife) -> None:
         """A batch whose step failed on the bus, or on a disk, tries again from what the bus holds; the others go on

@@ -149,13 +149,13 @@ class Desk:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, permits: int = ENDLESS, pool_bytes: int = 256 * 1024**2
+        self, permits: int = ENDLESS, pool_bytes: int = 256 * 1024**2, model_name: str = MODEL.name
     ) -> AsyncIterator[tuple[BatchManager, StoringPool]]:
         """A manager and a pool of their own, with nothing that an earlier one knew. Leaving is a kill: both are
         cancelled wherever they are."""
         bus = await Bus.connect(self.url, "offline-queue")
         pool = StoringPool(bus, permits)
-        manager = BatchManager(bus, MODEL.name, TOKENIZER, MODEL, pool, self.clock, pool_bytes)
+        manager = BatchManager(bus, model_name, TOKENIZER, MODEL, pool, self.clock, pool_bytes)
         await manager.start()
         tasks = [asyncio.create_task(manager.run()), asyncio.create_task(pool.run())]
         try:

@@ -7,16 +7,30 @@ from msgspec.structs import replace
 
 from services.offline_queue.batches.input import BatchInput
 from services.offline_queue.batches.manager import BatchManager
+from services.offline_queue.batches.unserved import UnservedBatches
 from shared.bus import Bus
+from shared.bus.lease import Lease
 from shared.openai.completions.requests import CHAT
 from shared.protocol import subjects
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import KeyUsage, UsagePlace
 from shared.protocol.offline.batches import BatchRecord
 from shared.protocol.offline.requests import OfflineFailure, OfflineRequest
-from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, WORK, Desk, StoringPool, as_jsonl, chat_line
+from shared.protocol.services import queue_lease
+from tests.services.offline_queue.batch_desk import (
+    MODEL,
+    TOKENIZER,
+    WORK,
+    Desk,
+    ManualClock,
+    StoringPool,
+    answer,
+    as_jsonl,
+    chat_line,
+)
 
 OTHER = "org/other"
+OTHERS = subjects.of_model(OTHER)
 LINES = [chat_line(f"line {number}") for number in range(6)]
 DAY = "2001-02-03"
 
@@ -40,6 +54,70 @@ async def test_another_models_batch_is_left_alone(desk: Desk) -> None:
         entry = (await desk.batches.get(theirs)).value
         assert entry is not None and entry.status == "validating"
         assert manager.is_being_read(entry.input_file_id), "nobody deletes its file meanwhile"
+
+
+async def left_open(desk: Desk) -> str:
+    """A batch of a model that was served, with two lines done."""
+    batch_id = await desk.submit(LINES)
+    await give_to(desk, batch_id, OTHER)
+    async with desk.running(permits=0, model_name=OTHER) as (_, pool):
+        await pool.until(lambda: len(pool.waiting) == len(LINES))
+        for request in list(pool.waiting.values())[:2]:
+            await desk.bus.store(OTHERS.result(request.request.request_id), answer(request))
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 2)
+    return batch_id
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "expired"])
+async def test_a_batch_of_a_model_that_is_not_served_any_more_comes_to_its_end(
+    nats_url: str, bus: Bus, clock: ManualClock, ending: str
+) -> None:
+    desk = await Desk.open(nats_url, bus, clock)
+    batch_id = await left_open(desk)
+    async with desk.running() as (manager, _):
+        record = await desk.until_cleared(await desk.submit(LINES))
+        entry = (await desk.batches.get(batch_id)).value
+        assert entry is not None and entry.status == "in_progress"
+    if ending == "cancelled":
+        await desk.cancel(batch_id)
+    else:
+        clock.now_s += 86_400
+    async with desk.running() as (manager, pool):
+        record = await desk.until_cleared(batch_id)
+        assert not pool.added and not manager.stats().held_bytes
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.left) == (ending, 2, len(LINES) - 2)
+    results = await desk.results(record)
+    assert {line["custom_id"] for line in LINES} == results.keys()
+    assert [each["error"]["code"] for each in results.values() if each["error"]] == [f"batch_{ending}"] * 4
+    assert not await bus.subjects(subjects.REQUESTS_STREAM, ">") | await bus.subjects(subjects.RESULTS_STREAM, ">")
+
+
+async def test_one_that_was_not_read_in_expires_as_well(nats_url: str, bus: Bus, clock: ManualClock) -> None:
+    desk = await Desk.open(nats_url, bus, clock)
+    batch_id = await desk.submit(LINES)
+    await give_to(desk, batch_id, OTHER)
+    clock.now_s += 86_400
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.output_file_id, record.error_file_id) == ("expired", None, None)
+
+
+async def test_one_whose_offline_queue_is_at_work_is_left_to_it(nats_url: str, bus: Bus, clock: ManualClock) -> None:
+    """That of another stack on this bus."""
+    desk = await Desk.open(nats_url, bus, clock)
+    batch_id = await left_open(desk)
+    await desk.cancel(batch_id)
+    other = await Bus.connect(nats_url, "other")
+    await Lease(other, queue_lease(OTHERS.model), clock).take(lambda holder: None)
+    async with desk.running() as (manager, _):
+        unserved = UnservedBatches(manager.tools, MODEL.name, ())
+        found = [entry.value for entry in await desk.batches.entries() if entry.value is not None]
+        assert await unserved.ending(found) == []
+        await other.close()
+        assert [life.record.id for life in await unserved.ending(found)] == [batch_id]
+        assert await UnservedBatches(manager.tools, MODEL.name, (OTHER,)).ending(found) == []
+        assert await UnservedBatches(manager.tools, MODEL.name, ("a",)).ending(found) == []
 
 
 async def test_tokens_of_all_models_count_for_a_quota(desk: Desk) -> None:
