@@ -154,16 +154,25 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
     if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
         raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
     model: torch.nn.Module = loaded.to(device).eval().requires_grad_(False)
-    if lacking := sorted(found["missing_keys"] - _output_weights(loaded)):
+    if lacking := sorted(found["missing_keys"] - _dispensable(loaded, path)):
         raise ModelError(f"the weights in {path} lack {lacking[0]}, in whose place transformers puts random numbers")
     return model, model_dtype
 
 
-def _output_weights(model: Any) -> set[str]:
-    """The names of the output layer's, which embedding models do without."""
+def _dispensable(model: Any, path: Path) -> set[str]:
+    """The names of the output layer's weights, where a folder has the decoder alone, as an embedding model's: under
+    names without that of the decoder within the whole."""
+    if any(name.startswith(f"{model.base_model_prefix}.") for name in _weight_names(path)):
+        return set()
     output = model.get_output_embeddings()
     own = set() if output is None else set(output.parameters())
     return {name for name, weight in model.named_parameters() if weight in own}
+
+
+def _weight_names(path: Path) -> Iterator[str]:
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            yield from opened.keys()
 
 
 def probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShape], Tensor]:

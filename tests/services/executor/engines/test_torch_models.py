@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +122,14 @@ def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
         TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
 
 
-def test_weights_that_are_not_there_are_a_model_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lacking", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
+def test_weights_that_are_not_there_are_a_model_error(tmp_path: Path, lacking: str) -> None:
     """Their place would be taken by random numbers."""
     save_model(tmp_path, "llama")
     weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
+    del weights[lacking]
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ModelError, match=f"lack {re.escape(lacking)}, in whose place"):
         TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
 
 
