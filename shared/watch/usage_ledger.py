@@ -33,6 +33,7 @@ class UsageLedger:
         self._clock = clock
         self._own: dict[UsagePlace, KeyUsage] = {}  # newer than what comes back of it
         self._unwritten: dict[UsagePlace, None] = {}
+        self._forgotten_on = ""  # day on which old ones were last
         self._writing = asyncio.Lock()  # who waits for what is unwritten waits for what is being written
         self._bucket: Bucket[KeyUsage]
         self._entries: AsyncIterator[Entry[KeyUsage] | None]
@@ -118,8 +119,13 @@ class UsageLedger:
         return month_of(place.day) >= month_of(day_of(self._clock.unix_s()))
 
     def _forget_old(self) -> None:
+        """Once a day: of a month there may be a hundred thousand batches."""
         now_s = self._clock.unix_s()
-        self.totals.forget_before(month_of(day_of(now_s)))
+        today = day_of(now_s)
+        if today == self._forgotten_on:
+            return
+        self._forgotten_on = today
+        self.totals.forget_before(month_of(today))
         oldest = day_of(now_s - KEEP_OWN_S)
         self._own = {
             place: usage for place, usage in self._own.items() if place.day >= oldest or place in self._unwritten

@@ -232,6 +232,16 @@ async def test_counts_go_with_their_month_and_a_sources_own_with_their_day(
         assert ledger.get(own) == KeyUsage()
 
 
+async def test_what_is_known_is_gone_through_once_a_day(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_ledger, "PERIOD_S", 0.01)
+    months: list[str] = []
+    async with DailyLedger.begun(bus) as daily:
+        monkeypatch.setattr(daily.ledger.totals, "forget_before", months.append)
+        for _ in range(3):
+            await daily.next_day()
+    assert months.count("2027-02") == 3
+
+
 async def test_what_is_not_written_yet_is_kept_however_old_it_is(
     bus: Bus, nats_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
