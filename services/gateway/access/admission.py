@@ -1,5 +1,6 @@
 """Who is turned away while there is more to do than can be done: offline work first, then online requests."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from services.gateway.http.errors import OVERLOADED, Refusal
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.openai.errors import RequestError
 from shared.protocol import subjects
 
 OFFLINE_SHARE = 0.5  # of any limit for online requests; beyond it offline work is turned away
@@ -52,7 +54,9 @@ class Admission:
     ttft_bound_s: float | None = None  # an SLO's
 
     def check_online(self, client_id: str, num_prompt_tokens: int = 0, num_choices: int = 1) -> None:
-        """Whether so many more of this client may wait; before its body is read, of 0 tokens. Raises Refusal (503)."""
+        """Whether so many more of this client may wait; before its body is read, of 0 tokens. Raises Refusal (503), and
+        RequestError for more choices than ever may."""
+        self._check_fits(client_id, num_choices)
         reason, share = self._tightest(num_choices * num_prompt_tokens, num_choices)
         if self._has_room(client_id, share):
             return
@@ -88,6 +92,14 @@ class Admission:
             raise refusal("offline_requests", f"{stored.messages} offline requests have no result yet")
         if stored.bytes >= self.limits.max_offline_bytes:
             raise refusal("offline_bytes", f"offline requests without a result have {stored.bytes} bytes")
+
+    def _check_fits(self, client_id: str, num_choices: int) -> None:
+        """That so many may wait where nobody else does."""
+        most = min(self.limits.max_live_requests, self.limits.max_waiting_requests)
+        most = math.ceil(NEWCOMER_SHARE * most) if client_id else most
+        if num_choices > most:
+            message = f"{num_choices} choices are asked for, and {most} may wait at most; send them in several requests"
+            raise RequestError(message)
 
     def _has_room(self, client_id: str, share: float) -> bool:
         return share < 1 or (share < NEWCOMER_SHARE and bool(client_id) and not self.room.has(client_id))

@@ -100,6 +100,17 @@ def test_online_requests_beyond_the_queue_are_told_to_come_back(folder: Any) -> 
         assert rig.complete().status_code == 200
 
 
+def test_more_choices_than_ever_may_wait_are_no_matter_of_time(folder: Any) -> None:
+    with rig_with(folder, "--max-waiting-requests", "2") as rig:
+        for key, most in (("", 2), ("Bearer somebody", 4)):
+            for number, status in ((most, 200), (most + 1, 400)):
+                fields = {"prompt": [[7, 8]] * number, "model": MODEL, "max_tokens": 1}
+                headers = {"Authorization": key} if key else {}
+                answer = rig.http.post("/v1/completions", json=fields, headers=headers)
+                assert answer.status_code == status, answer.text
+            assert f"{most} may wait at most" in answer.json()["error"]["message"]
+
+
 def test_the_prompts_of_the_queue_are_bounded_by_tokens_and_all_requests_by_number(folder: Any) -> None:
     with rig_with(folder, "--max-waiting-tokens", "100", "--max-live-requests", "4") as rig:
         assert rig.complete(prompt=[7] * 150).status_code == 200  # alone it waits for nobody
