@@ -103,7 +103,7 @@ def submit(
         source.is_needed = False
     show_batches(id, batches, as_json)  # at last: answers are written though nobody reads this
     if wait or output:
-        exit_as_they_ended(batches, written)
+        exit_as_they_ended(batches, written, None if output else _results(id))
 
 
 @with_option_groups
@@ -122,7 +122,7 @@ def wait(
         with Telling.on_stderr() as telling, kept("wait again", f"slackwater batch wait {batch_id}"):
             batches = wait_for(client, ids, telling)
         show_batches(batch_id, batches, as_json)
-    exit_as_they_ended(batches)
+    exit_as_they_ended(batches, why=_results(batch_id))
 
 
 @with_option_groups
@@ -182,17 +182,17 @@ def retry(
                 submission = Submission(client, telling, batch["endpoint"], window, attached)
                 made += retry_unanswered(submission, with_retries(client, batch))
             ids = [batch["id"] for batch in made]
-            with kept(KEPT, f"slackwater batch results {batch_id} --retries --output FILE"):
+            with kept(KEPT, f"{_results(batch_id)} --retries"):
                 if ids and (wait or output):
                     made = wait_for(client, ids, telling)
-        with kept(KEPT, f"slackwater batch results {batch_id} --retries --output FILE"):
+        with kept(KEPT, f"{_results(batch_id)} --retries"):
             written = files.write(client, [with_retries(client, batch) for batch in found], file) if output else None
     if made or as_json:
         show_batches(ids[0] if len(ids) == 1 else batch_id, made, as_json)
     else:
         print("every line has an answer: none runs again")
     if wait or output:
-        exit_as_they_ended(made, written)
+        exit_as_they_ended(made, written, None if output else f"{_results(batch_id)} --retries")
 
 
 def _submit(
@@ -245,6 +245,10 @@ def _again(id: str, source: Source, rows: RowFile | None, files: AnswerFiles) ->
     output = shlex.quote(str(files.output or "FILE"))
     beside = "" if source.is_passing else f" --rows {shlex.quote(str(rows.path))} --format {rows.format}"
     return f"slackwater batch wait {id}; slackwater batch results {id} --output {output}{beside}"
+
+
+def _results(id: str) -> str:
+    return f"slackwater batch results {id} --output FILE"
 
 
 def _require_ended(batch: Json) -> None:

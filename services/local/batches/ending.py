@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import typer
 
-from services.local.batches.batch import describe_end, exit_status_of, is_whole
+from services.local.batches.batch import counts_of, describe_end, exit_status_of, is_whole
 from services.local.batches.listing import print_batches
 from services.local.batches.results import Written
 from services.local.commands.parameters import show
@@ -42,14 +42,16 @@ def show_batches(id: str, batches: list[Json], as_json: bool) -> None:
         show(job, as_json, lambda found: print_batches(*found["data"]))
 
 
-def exit_as_they_ended(batches: list[Json], written: Written | None = None) -> None:
+def exit_as_they_ended(batches: list[Json], written: Written | None = None, why: str | None = None) -> None:
     """Where not every line is done: say on stderr what is not, and end the command with its exit status. ``written``:
-    the answers of the batches and their retries, which may be all."""
+    the answers of the batches and their retries, which may be all. ``why``: the command that fetches the reasons."""
     if written is not None and not written.failed and written.done:
         return
     said = "\n".join(describe_end(batch, MAX_ERRORS_SHOWN) for batch in batches if not is_whole(batch))
     if said:
         print(f"error: {said}", file=sys.stderr)
+        if why is not None and any(counts_of(batch)["failed"] for batch in batches):
+            print(f"their reasons: {why}", file=sys.stderr)
         raise typer.Exit(exit_status_of(batches))
     if written is not None and written.failed:
         print(f"error: {written.failed:,} lines have no answer", file=sys.stderr)

@@ -101,6 +101,19 @@ def test_a_log_has_lines_and_nothing_that_only_a_terminal_shows(rig: GatewayRig,
     assert lines[-1].endswith("is completed: 7 of 7 (100%)")
 
 
+def test_where_lines_fail_the_command_that_tells_why_is_named(rig: GatewayRig, rows: Path, tmp_path: Path) -> None:
+    options = ("submit", rows, "--prompt", "{id}", "--body", '{"top_k": -9}')
+    done = run(rig, *options, "--wait")
+    match = JOB.search(done.stderr)
+    assert match is not None and done.exit_code == 3, done.output
+    assert f"their reasons: slackwater batch results {match[0]} --output FILE\n" in done.stderr
+    output = tmp_path / "why.csv"
+    assert run(rig, "results", match[0], "--output", output).exit_code == 3
+    assert all("top_k" in row["error"] for row in read_csv(output))
+    written = run(rig, *options, "--output", tmp_path / "answers.csv")
+    assert (written.exit_code, "their reasons" in written.stderr) == (3, False), written.output
+
+
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/responses"])
 def test_rows_of_stdin_for_the_other_endpoints(rig: GatewayRig, tmp_path: Path, endpoint: str) -> None:
     output = tmp_path / "answers.jsonl"
