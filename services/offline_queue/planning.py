@@ -17,6 +17,8 @@ from shared.replica.outputs import Ended, final_output
 
 logger = logging.getLogger(__name__)
 
+SHORTEST_S = 0.005  # between two looks at who may enter by now; of a higher rate several may
+
 
 @dataclass(frozen=True, slots=True)
 class Planning:
@@ -45,7 +47,7 @@ class Planning:
         """At a fixed rate an idle executor gets work when its time has come, not when something else happens. Until
         cancelled."""
         while True:
-            await asyncio.sleep(period_s)
+            await asyncio.sleep(max(period_s, SHORTEST_S))
             self.due.on_work()
 
     async def _plan(self, executor_id: str) -> None:
