@@ -89,6 +89,10 @@ class Tracing:
         context = PROPAGATOR.extract({"traceparent": parent})
         return Span(self._tracer.start_span(name, context, kind, attributes, start_time=round(at_s * NS)))
 
+    def begin_within(self, name: str, at_s: float, parent: str, attributes: Attributes | None = None) -> Span:
+        """``parent``: the traceparent of what it is a part of; no span where that is not recorded."""
+        return self.begin(name, at_s, parent, attributes) if parent else NO_SPAN
+
     def note(self, name: str, from_s: float, to_s: float, parent: str, attributes: Attributes | None = None) -> None:
         """One that is over."""
         self.begin(name, from_s, parent, attributes).end(to_s)

@@ -149,6 +149,14 @@ def test_only_what_is_to_be_recorded_is_told(tmp_path: Path, collector: Collecto
     assert not [span for span in collector.spans if "health" in span.name]
 
 
+def test_nothing_is_told_of_a_request_that_its_client_does_not_record(tmp_path: Path, collector: Collector) -> None:
+    with GatewayRig(tmp_path) as rig:
+        start(rig, collector.url)
+        assert ask(rig, IGNORED, 2).status_code == 200
+        assert rig.stop("gateway") == rig.stop("executor-0") == 0
+    assert not collector.spans
+
+
 def test_a_request_that_goes_on_elsewhere_is_one_trace(tmp_path: Path, collector: Collector) -> None:
     with GatewayRig(tmp_path) as rig:
         start(rig, collector.url)

@@ -47,7 +47,7 @@ class OnlineTracker(Tracker[OnlineGeneration]):
 
     async def _send(self, generation: OnlineGeneration, wait_s: float) -> None:
         token_ids = generation.request.prompt_token_ids + generation.output_token_ids
-        routing = self._tracing.begin("route", self._clock.unix_s(), generation.span.traceparent)
+        routing = self._tracing.begin_within("route", self._clock.unix_s(), generation.span.traceparent)
         try:
             route = await self._router.route_within(token_ids, wait_s, generation.sampling.kv_scope)
             routing.say({"slackwater.executor_id": route.target.executor_id})

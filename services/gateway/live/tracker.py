@@ -16,7 +16,7 @@ from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import NoExecutorError, SlackwaterError
 from shared.openai.completions.requests import CHAT, CompletionRequest
-from shared.process.tracing import NO_SPAN, NO_TRACING, Attributes, Span, Tracing
+from shared.process.tracing import NO_TRACING, Attributes, Span, Tracing
 from shared.protocol import subjects
 from shared.protocol.handover import Taken
 from shared.protocol.requests import AbortRequests, HeldRequests
@@ -118,8 +118,6 @@ class Tracker(ABC, Generic[G]):
     def _begin_span(self, generation: G) -> Span:
         """From its arrival to its end, with the names that OpenTelemetry has for generation."""
         parent, request = generation.sender.span.traceparent, generation.request
-        if not parent:
-            return NO_SPAN
         about: Attributes = {
             "gen_ai.operation.name": "chat" if request.endpoint == CHAT else "text_completion",
             "gen_ai.request.model": request.model,
@@ -127,7 +125,7 @@ class Tracker(ABC, Generic[G]):
             "slackwater.request_id": generation.request_id,
             "slackwater.kind": generation.kind.name.lower(),
         }
-        return self._tracing.begin("generate", generation.arrival_s, parent, about)
+        return self._tracing.begin_within("generate", generation.arrival_s, parent, about)
 
     async def close(self, generation: Generation) -> None:
         """The client has its answer or went away; what still waits or runs for it does no more."""
