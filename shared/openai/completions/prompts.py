@@ -156,6 +156,8 @@ def content_text(where: str, content: str | list[ContentPart] | None, kinds: Seq
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
-        if part.type not in kinds or part.text is None:
+        if part.type not in kinds:
             raise RequestError(f"content of type {part.type!r} is not supported; only text is", f"{where}[{index}]")
+        if part.text is None:
+            raise RequestError(f"{where}[{index}].text is missing", f"{where}[{index}].text")
     return "".join(part.text or "" for part in content)

@@ -99,7 +99,8 @@ BAD: list[tuple[list[dict[str, Any]], str, str]] = [
     ),
     ([USER | {"tool_calls": [call("c1", "f")]}], "messages[0].tool_calls", "only messages of the assistant"),
     ([USER | {"content": [{"type": "text", "text": "a"}, {"type": "image"}]}], "messages[0].content[1]", "'image'"),
-    ([USER | {"content": [{"type": "text"}]}], "messages[0].content[0]", "only text is"),
+    ([USER | {"content": [{"type": "image_url"}]}], "messages[0].content[0]", "only text is"),
+    ([USER | {"content": [{"type": "text"}]}], "messages[0].content[0].text", "text is missing"),
 ]
 
 

@@ -337,7 +337,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"messages": [*MESSAGES, {"role": "tool", "content": "hi"}]}, "messages[1].tool_call_id"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     (CHAT, {"messages": [{"role": "user", "content": "word " * 300}]}, "messages"),
     (CHAT, {"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}, OLD_CALL),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
