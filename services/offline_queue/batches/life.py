@@ -68,6 +68,11 @@ class BatchLife:
         """Of the requests without a result that are known so far: prompts and longest answers."""
         return self._queued_tokens if self.progress is None else self.progress.open_tokens
 
+    @property
+    def num_open(self) -> int:
+        """Lines that are to have a result yet."""
+        return 0 if self.progress is None or self._over.is_set() else self.progress.num_open
+
     def notice(self, record: BatchRecord) -> None:
         """The record was written by anyone; a cancellation takes effect at once."""
         if record.status != "cancelling" or self._is_cancelled:

@@ -166,7 +166,7 @@ class BatchManager:
         return BatchStats(
             batches=len(lives),
             validating=sum(life.record.status == "validating" for life in lives),
-            lines_open=sum(progress.num_open for progress in at_work),
+            lines_open=sum(life.num_open for life in lives),
             lines_held=sum(progress.num_held for progress in at_work),
             held_bytes=self._room.held_bytes,
             lines_done=sum(progress.total - progress.num_open for progress in at_work),

@@ -88,6 +88,9 @@ async def test_a_batch_that_is_cancelled_gives_its_room_back(desk: Desk) -> None
         assert manager.is_open(f"{batch_id}.1") and manager.is_open(f"{batch_id}.100")
         assert not manager.is_open(f"{batch_id}.101") and not manager.is_open("batch_9.1")
         await desk.cancel(batch_id)
+        await pool.until(lambda: not pool.waiting)
+        stats = manager.stats()
+        assert (stats.batches, stats.lines_open, stats.lines_held, stats.held_bytes) == (1, 0, 0, 0)
         record = await desk.until_cleared(batch_id)
         assert not pool.waiting and not manager.is_open(f"{batch_id}.1")
     counts = record.request_counts
