@@ -1,7 +1,7 @@
 """What of an output's tokens its client sees: text, the tokens whose text it is, and their log probabilities."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ class ShownToken:
     token_id: int
     logprobs: TokenLogprobs
     offset: int  # where its text begins in the output's text, in characters
+    is_first: bool = False  # of a text of its own: SentencePiece's blank before it is not shown
 
 
 class ShownText:
@@ -42,6 +43,7 @@ class ShownText:
         self._sampling = sampling
         self._eos_token_ids = tokenizer.eos_token_ids
         self._num_shown = 0  # characters
+        self._is_first = not sampling.follows  # the token that comes next, of a text of its own
         self._waiting: deque[ShownToken] = deque()
 
     @property
@@ -71,7 +73,8 @@ class ShownText:
         text = ""
         for token_id, each in zip(token_ids, logprobs, strict=True):
             if self._sampling.echo or token_id not in self._detokenizer.hidden_ids:
-                self._waiting.append(ShownToken(token_id, each, self._detokenizer.num_decoded))
+                self._waiting.append(ShownToken(token_id, each, self._detokenizer.num_decoded, self._is_first))
+                self._is_first = False
             text += self._detokenizer.push([token_id])
         return text, self._shown(text)
 
@@ -131,19 +134,14 @@ class LogprobsShape:
         return self._chat(tokens) if self.is_chat else self._text(tokens)
 
     def _chat(self, tokens: Sequence[ShownToken]) -> dict[str, Any]:
-        content, names = [], dict[int, tuple[str, list[int]]]()  # the same ones come again and again
+        usual = _Names(self.tokenizer.token_bytes)
+        content = []
         for token in tokens:
-            found = token.logprobs
+            names, found = _Names(self.tokenizer.first_bytes) if token.is_first else usual, token.logprobs
             top = zip(found.top_token_ids, found.top_logprobs, strict=True)
-            entry = self._entry(names, token.token_id, found.logprob)
-            content.append(entry | {"top_logprobs": [self._entry(names, *each) for each in top]})
+            entry = names.entry(token.token_id, found.logprob)
+            content.append(entry | {"top_logprobs": [names.entry(*each) for each in top]})
         return {"content": content, "refusal": None}
-
-    def _entry(self, names: dict[int, tuple[str, list[int]]], token_id: int, logprob: float) -> dict[str, Any]:
-        if (known := names.get(token_id)) is None:
-            data = self.tokenizer.token_bytes(token_id)
-            names[token_id] = known = (data.decode(errors="backslashreplace"), list(data))
-        return {"token": known[0], "logprob": logprob, "bytes": known[1]}
 
     def _text(self, tokens: Sequence[ShownToken]) -> dict[str, Any]:
         tops = []
@@ -158,6 +156,20 @@ class LogprobsShape:
             "top_logprobs": tops,
             "text_offset": [self.offset + token.offset for token in tokens],
         }
+
+
+class _Names:
+    """What a chat calls tokens, of which the same ones come again and again."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._known: dict[int, tuple[str, list[int]]] = {}
+
+    def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        if (known := self._known.get(token_id)) is None:
+            data = self._bytes_of(token_id)
+            self._known[token_id] = known = (data.decode(errors="backslashreplace"), list(data))
+        return {"token": known[0], "logprob": logprob, "bytes": known[1]}
 
 
 def token_name(tokenizer: Tokenizer, token_id: int) -> str:

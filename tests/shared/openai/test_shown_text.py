@@ -9,7 +9,7 @@ from shared.openai.errors import RequestError
 from shared.openai.shown_text import LogprobsShape, ShownText, ShownToken, asked_of_chat, shown_output, token_name
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
-from tests.shared.text.test_tokenizer import BROKEN_BYTE_IDS, BYTE_LEVEL, MIXED_TEXT
+from tests.shared.text.test_tokenizer import BROKEN_BYTE_IDS, BYTE_FALLBACK, BYTE_LEVEL, MIXED_TEXT
 
 EOS = min(BYTE_LEVEL.eos_token_ids)
 CUTS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -26,7 +26,7 @@ def all_tokens(token_ids: list[int]) -> list[ShownToken]:
     plain, offset, found = BYTE_LEVEL.detokenizer(), 0, list[ShownToken]()
     for token_id, logprobs in zip(token_ids, logprobs_of(token_ids), strict=True):
         if token_id not in plain.hidden_ids:
-            found.append(ShownToken(token_id, logprobs, offset))
+            found.append(ShownToken(token_id, logprobs, offset, is_first=not found))
         offset += len(plain.push([token_id]))
     return found
 
@@ -159,6 +159,18 @@ def test_a_token_that_is_none_of_the_most_probable_ones_is_named_too() -> None:
     token = ShownToken(token_id, TokenLogprobs(-3.0, [other], [-1.0]), 0)
     body = LogprobsShape(BYTE_LEVEL, is_chat=False).body([token])
     assert body is not None and body["top_logprobs"] == [{"b": -1.0, "a": -3.0}]
+
+
+@pytest.mark.parametrize("follows", [(), (5,)])
+def test_the_bytes_of_all_tokens_are_those_of_the_text_without_the_blank_before_it(follows: tuple[int, ...]) -> None:
+    """SentencePiece's first token has a blank, which is a part of a text that goes on with another one."""
+    token_ids = BYTE_FALLBACK.encode("hello é 漢")
+    output = ChoiceOutput(token_ids, FinishReason.LENGTH, [TokenLogprobs(-1.0, [each], [-1.0]) for each in token_ids])
+    text, tokens = shown_output(BYTE_FALLBACK, output, SamplingParams(100, logprobs=1, follows=follows))
+    body = LogprobsShape(BYTE_FALLBACK, is_chat=True).body(tokens)
+    assert body is not None and text == " hello é 漢"[not follows :]
+    for entries in (body["content"], [entry["top_logprobs"][0] for entry in body["content"]]):
+        assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == text
 
 
 def test_a_part_of_a_character_is_called_by_its_bytes() -> None:
