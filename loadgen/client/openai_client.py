@@ -5,6 +5,7 @@ often share the machine with what we measure."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from shared.server_url import root_url, without_credentials
 CONTROL_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 600.0
 MAX_ERROR_CHARS = 300
+TAG = re.compile(r"<[^>]*>")
 EVENT_STREAM = "text/event-stream"
 SHOULD_RETRY = "x-should-retry"  # OpenAI's header of refusals
 
@@ -195,7 +197,8 @@ def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
 
 
 def error_message(body: bytes) -> str:
-    """The message of OpenAI's error shape, or of vLLM's flat one, else the body's beginning."""
+    """The message of OpenAI's error shape, or of vLLM's flat one, else the body's beginning in one line: of a page its
+    text."""
     try:
         answer = msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -204,4 +207,6 @@ def error_message(body: bytes) -> str:
         inner = answer.get("error", answer)
         if isinstance(inner, dict) and isinstance(inner.get("message"), str):
             return str(inner["message"])[:MAX_ERROR_CHARS]
-    return body[:MAX_ERROR_CHARS].decode("utf-8", "replace")
+    text = body.decode("utf-8", "replace")
+    text = TAG.sub(" ", text) if text.lstrip().startswith("<") else text
+    return " ".join(text.split())[:MAX_ERROR_CHARS]

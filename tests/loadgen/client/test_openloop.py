@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from loadgen.client.abilities import RequestMaker, probe
-from loadgen.client.openai_client import OpenAIClient, StreamRequest
+from loadgen.client.openai_client import OpenAIClient, StreamRequest, error_message
 from loadgen.client.openloop import OpenLoop
 from loadgen.errors import ServerError
 from loadgen.report.metrics import LatencySamples
@@ -130,6 +130,13 @@ async def test_a_request_fails_after_its_timeout(server: OpenAIServer) -> None:
         loop = OpenLoop(client, maker, REQUESTS[:1])
         await loop.run(time.perf_counter())
     assert loop.records[0].error == "TimeoutError: no whole answer within 0.2 s"
+
+
+def test_a_proxys_page_is_told_by_its_text_in_one_line() -> None:
+    page = b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body><hr>nginx</body>\r\n</html>\r\n"
+    assert error_message(page) == "502 Bad Gateway nginx"
+    assert error_message(b"upstream\nis <gone>") == "upstream is <gone>" and error_message(b"") == ""
+    assert error_message(b'{"error": {"message": "no"}}') == "no" and len(error_message(b"x" * 5000)) == 300
 
 
 async def test_an_error_within_a_stream_is_told_in_the_server_s_words(server: OpenAIServer) -> None:
