@@ -153,7 +153,7 @@ async def test_an_error_within_a_stream_is_told_in_the_server_s_words(server: Op
     ("answered", "said"),
     [
         ('{"error": {"message": "the model loads"}}', "no event stream: the model loads"),
-        ("<html>Sign in</html>", "no event stream: <html>Sign in</html>"),
+        ("<html>Sign in</html>", "no event stream: Sign in"),
         ("", "no event stream: "),
     ],
 )
