@@ -16,6 +16,7 @@ MAX_TOOLS = 128
 TOOL_CALLS = "tool_calls"  # why an answer ended that calls tools
 MISTRAL_ID_LENGTH = 9  # its templates take no other
 NO_TOOLS = "the chat template of this model takes no tools, or writes calls in a format that is not understood"
+NO_PARAMETERS = {"type": "object", "properties": {}}  # what a template is shown where there are none
 REQUIRED = "required"
 FREE = (None, "auto", "none")  # of tool_choice: no call is demanded
 _NAME_SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
@@ -96,9 +97,15 @@ def _demanded_names(tool_choice: Any, known: list[str]) -> list[str]:
 
 
 def template_tools(tools: list[Tool]) -> list[dict[str, Any]]:
-    """As chat templates expect them."""
-    functions = [msgspec.structs.replace(tool.function, strict=None) for tool in tools if tool.function is not None]
-    return [{"type": "function", "function": msgspec.to_builtins(function)} for function in functions]
+    """As chat templates expect them: Hermes' own fails at a function without parameters."""
+    functions = [tool.function for tool in tools if tool.function is not None]
+    return [{"type": "function", "function": _template_function(function)} for function in functions]
+
+
+def _template_function(function: FunctionDefinition) -> dict[str, Any]:
+    parameters = NO_PARAMETERS if function.parameters is None else function.parameters
+    shown: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(function, parameters=parameters, strict=None))
+    return shown
 
 
 def template_calls(where: str, calls: list[MessageToolCall]) -> list[dict[str, Any]]:

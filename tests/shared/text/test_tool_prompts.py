@@ -28,6 +28,10 @@ from tests.services.gateway.tool_models import CALLS, TEMPLATES, TIME, USER, WEA
 
 MODEL = ServedModel("tiny", 2048)
 ARGUMENTS = '{"city": "Paris"}'
+NO_PARAMETERS = {
+    "type": "function",
+    "function": TIME["function"] | {"parameters": {"type": "object", "properties": {}}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,7 @@ def parse(tokenizer: Tokenizer, messages: list[dict[str, Any]] | None = None, **
 
 
 @pytest.mark.parametrize("format", ToolFormat)
-@pytest.mark.parametrize("tools", [None, [WEATHER, TIME]])
+@pytest.mark.parametrize("tools", [None, [WEATHER, NO_PARAMETERS]])
 def test_the_prompt_is_the_one_that_transformers_makes(
     folders: dict[ToolFormat, Path], format: ToolFormat, tools: list[Any] | None
 ) -> None:
@@ -63,6 +67,20 @@ def test_the_prompt_is_the_one_that_transformers_makes(
     rendered = reference.apply_chat_template(expected, tools=tools, add_generation_prompt=True, return_dict=False)
     fields = {"tools": tools} if tools else {}
     assert parse(Tokenizer.from_folder(folders[format]), messages, **fields).prompt_token_ids == rendered
+
+
+def test_a_function_without_parameters_is_shown_as_one_that_takes_none(
+    folders: dict[ToolFormat, Path], tmp_path: Path
+) -> None:
+    """Hermes' own template goes through them, whether there are any."""
+    tokenizer = Tokenizer.from_folder(folders[ToolFormat.HERMES])
+    assert parse(tokenizer, tools=[TIME]) == parse(tokenizer, tools=[NO_PARAMETERS])
+    make_model(folders[ToolFormat.HERMES], ToolFormat.HERMES, tmp_path)
+    loop = "{% for name, field in tools[0].function.parameters.properties|items %}{{ name }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(f"{loop} tools <tool_call>")
+    of_hermes = Tokenizer.from_folder(tmp_path)
+    for tools, shown in (([TIME], " tools <tool_call>"), ([WEATHER], "city tools <tool_call>")):
+        assert of_hermes.decode(parse(of_hermes, tools=tools).prompt_token_ids) == shown
 
 
 def test_the_family_is_known_by_the_template() -> None:

@@ -72,7 +72,7 @@ def test_messages_come_to_the_template_one_by_one() -> None:
 
 def test_tools_and_options_come_to_the_template() -> None:
     strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
-    bare = {"type": "function", "function": {"name": "f"}}
+    bare = {"type": "function", "function": {"name": "f", "parameters": {}}}
     tools = msgspec.convert([strict, bare], list[Tool])
     told = shown([{"role": "user", "content": "Hi"}], tools=tools, options=ChatOptions(add_generation_prompt=False))
     assert told["tools"] == [WEATHER, bare], "whether an answer is held to a function is not the model's concern"

@@ -116,7 +116,11 @@ def test_parameters_and_arguments_are_nested_up_to_a_depth() -> None:
 
 def test_a_template_is_shown_functions_as_they_were_given() -> None:
     shown = template_tools(msgspec.convert([FIRST, SECOND], list[Tool]))
-    assert shown == [{"type": "function", "function": {"name": "first", "parameters": {"type": "object"}}}, SECOND]
+    assert [each["type"] for each in shown] == ["function", "function"]
+    assert [each["function"] for each in shown] == [
+        {"name": "first", "parameters": {"type": "object"}},
+        {"name": "second", "description": "d", "parameters": {"type": "object", "properties": {}}},
+    ]
 
 
 def test_a_template_is_shown_arguments_as_an_object() -> None:
