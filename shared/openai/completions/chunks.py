@@ -1,6 +1,6 @@
 """A completion that is streamed, as OpenAI's clients expect its chunks; in those of a chat, calls of tools."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,8 +127,8 @@ class EchoChunks(ChunkWriter):
 
 @dataclass
 class ToolCallChunks(ChunkWriter):
-    """Of a chat in whose text calls of tools are found. A call comes in one chunk, as soon as it is whole; tokens with
-    logprobs, those of calls too, come with the next chunk of their choice."""
+    """Of a chat in whose text calls of tools are found. A call comes in one chunk, as soon as it is whole; until then
+    chunks are without text, so that whoever waits for one is not in silence."""
 
     tools: ToolUse = field(kw_only=True)
 
@@ -137,32 +137,23 @@ class ToolCallChunks(ChunkWriter):
         self._choices = [_CallingChoice(ToolCallParser(self.tools)) for _ in range(self.num_choices)]
 
     def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
-        choice = self._choices[index]
-        choice.tokens += tokens
-        return self._events(choice.parser.push(text), index)
-
-    def reasoning(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
-        """With the tokens before it, as of a mark that came in parts."""
-        choice = self._choices[index]
-        before, choice.tokens = choice.tokens, []
-        return super().reasoning(text, [*before, *tokens], index)
+        pieces = self._choices[index].parser.push(text)
+        return self._events(pieces, tokens, index) or super().text("", tokens, index)
 
     def finish(self, finish_reason: str, index: int = 0) -> bytes:
         choice = self._choices[index]
-        rest = self._events(choice.parser.finish(), index)
-        if choice.tokens:
-            rest += super().text("", choice.tokens, index)
+        rest = self._events(choice.parser.finish(), (), index)
         told = finish_reason_of(FinishReason(finish_reason), choice.num_calls, self.tools)
         return rest + super().finish(told, index)
 
-    def _events(self, pieces: Iterable[Piece], index: int) -> bytes:
-        return b"".join([self._piece(piece, index) for piece in pieces])
+    def _events(self, pieces: Sequence[Piece], tokens: Sequence[ShownToken], index: int) -> bytes:
+        """The tokens come with the first."""
+        return b"".join([self._piece(piece, () if place else tokens, index) for place, piece in enumerate(pieces)])
 
-    def _piece(self, piece: Piece, index: int) -> bytes:
-        choice = self._choices[index]
-        tokens, choice.tokens = choice.tokens, []
+    def _piece(self, piece: Piece, tokens: Sequence[ShownToken], index: int) -> bytes:
         if isinstance(piece, str):
             return super().text(piece, tokens, index)
+        choice = self._choices[index]
         number, choice.num_calls = choice.num_calls, choice.num_calls + 1
         call = message_call(piece, self.tools.format, self.head.request_id, index, number)
         return self._chunk(index, {"tool_calls": [{"index": number} | msgspec.to_builtins(call)]}, tokens=tokens)
@@ -174,4 +165,3 @@ class _CallingChoice:
 
     parser: ToolCallParser
     num_calls: int = 0
-    tokens: list[ShownToken] = field(default_factory=list)  # in no chunk yet

@@ -122,6 +122,7 @@ def test_a_prompt_is_echoed_once_before_each_choice(num_top: int | None) -> None
 
 HERMES, MISTRAL = ToolFormat.HERMES, ToolFormat.MISTRAL
 WEATHER, TIME = CALLS[HERMES]
+NO_TOKENS: dict[str, Any] = {"content": []}
 NAMES = ["get_weather", "get_time"]
 BOTH = {
     HERMES: f"Well. {WEATHER} {TIME}",
@@ -174,30 +175,25 @@ def test_a_call_comes_whole_and_numbered_as_in_the_whole_answer(format: ToolForm
     ]
 
 
-def test_tokens_come_with_the_next_chunk_of_their_choice_or_before_its_end() -> None:
-    def tokens_of(data: bytes) -> list[list[str]]:
+def test_while_a_call_may_come_chunks_have_tokens_and_no_text() -> None:
+    def told(data: bytes) -> list[tuple[str | None, list[str]]]:
         return [
-            [entry["token"] for entry in (each["logprobs"] or {"content": []})["content"]] for each in choices(data)
+            (each["delta"].get("content"), [entry["token"] for entry in (each["logprobs"] or NO_TOKENS)["content"]])
+            for each in choices(data)
         ]
 
     writer = ToolCallChunks(head(CHAT), False, SHAPES[CHAT], num_choices=2, tools=ToolUse(HERMES, NAMES))
-    assert writer.text("<tool", TOKENS[:1], 1) == b"", "it may be a call"
-    assert tokens_of(writer.text("b", TOKENS[1:], 0)) == [[" b"]]
-    assert tokens_of(writer.text("> is none", TOKENS[1:], 1)) == [["a", " b"]]
-    assert writer.text("<tool", TOKENS[:1], 1) == b""
-    assert tokens_of(writer.reasoning("Hm", TOKENS[1:], 1)) == [["a", " b"]]
-    assert writer.text("", TOKENS[:1], 1) == b""
-    last = writer.finish("length", 1)
-    assert tokens_of(last) == [["a"], []]
-    assert [each["delta"] for each in choices(last)] == [{"content": "<tool"}, {}]
-    assert writer.text(" ", TOKENS[:1], 0) == b"", "which may stand before a call"
-    end = writer.finish("stop", 0)
-    assert [each["delta"] for each in choices(end)] == [{"content": " "}, {}] and tokens_of(end) == [["a"], []]
+    assert told(writer.text("<tool", TOKENS[:1], 1)) == [("", ["a"])], "it may be a call"
+    assert told(writer.text("b", TOKENS[1:], 0)) == [("b", [" b"])]
+    assert told(writer.text("> is none", TOKENS[1:], 1)) == [("<tool> is none", [" b"])]
+    assert told(writer.text("<tool", (), 1)) == [("", [])]
+    assert told(writer.finish("length", 1)) == [("<tool", []), (None, [])]
+    assert told(writer.text(" ", TOKENS[:1], 0)) == [("", ["a"])], "which may stand before a call"
+    assert told(writer.finish("stop", 0)) == [(" ", []), (None, [])]
     other = ToolCallChunks(head(CHAT), False, SHAPES[CHAT], tools=ToolUse(HERMES, NAMES))
-    assert other.text(f"{WEATHER}", TOKENS[:1]) and other.text("\n", TOKENS[1:]) == b""
-    end = other.finish("stop")
-    assert [each["delta"] for each in choices(end)] == [{"content": ""}, {}] and tokens_of(end) == [[" b"], []]
-    assert choices(end)[-1]["finish_reason"] == "tool_calls"
+    assert told(other.text(f"{WEATHER}", TOKENS[:1])) == [(None, ["a"])]
+    assert told(other.text("\n", TOKENS[1:])) == [("", [" b"])]
+    assert [each["finish_reason"] for each in choices(other.finish("stop"))] == ["tool_calls"]
 
 
 def test_an_answer_that_is_cut_says_so_whether_it_calls_or_not() -> None:
