@@ -142,5 +142,6 @@ def _unavailable(request: Request, error: SlackwaterError) -> Response:
         return error_response(404, f"not found: {error}", code="not_found")
     if isinstance(error, TooLargeForBusError):  # however often it is sent
         return error_response(413, str(error), code="request_too_large")
+    message = f"the bus could not do it now; send the request again: {error}" if type(error) is BusError else str(error)
     headers = {"Retry-After": str(RETRY_AFTER_S)}
-    return error_response(503, str(error), UNAVAILABLE, code=UNAVAILABLE, headers=headers)
+    return error_response(503, message, UNAVAILABLE, code=UNAVAILABLE, headers=headers)

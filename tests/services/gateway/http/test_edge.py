@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -236,3 +238,16 @@ def test_pages_of_other_origins_may_not(rig: GatewayRig, plain_rig: GatewayRig) 
         answer = each.http.get("/v1/models", headers={"Origin": origin})
         assert answer.status_code == 403 and origin in answer.json()["error"]["message"]
         assert "access-control-allow-origin" not in answer.headers
+
+
+def test_what_a_bus_that_hangs_could_not_do_is_to_be_sent_again(tmp_path: Path) -> None:
+    with GatewayRig(tmp_path) as rig:
+        rig.start_executor("executor-0")
+        rig.start_gateway()
+        rig.wait_ready()
+        rig.pause("nats")
+        answer = rig.http.get("/v1/batches")
+        rig.signal("nats", signal.SIGCONT)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], answer.headers["retry-after"]) == (503, "service_unavailable", "2")
+        assert error["message"].startswith("the bus could not do it now; send the request again: ")
