@@ -12,7 +12,7 @@ import msgspec
 from services.offline_queue.batches.lines import BatchLine, LineSpool, line_of
 from services.offline_queue.batches.progress import add_to, is_completed
 from services.offline_queue.batches.records import ENDING, BatchCounts, Change, ended
-from services.offline_queue.batches.results import ResultWriter, unreadable_result
+from services.offline_queue.batches.results import ResultWriter, own_result, unreadable_result
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import GrowingObject
 from shared.errors import BusError, NotFoundOnBusError
@@ -133,7 +133,7 @@ class BatchOutputs:
             subjects.RESULTS_STREAM, subject, OfflineResult, unreadable_result, fetch=GROUP_LINES
         )
         async for stored in results:
-            result = stored.message
+            result = own_result(stored)
             number = line_of(result.request_id)
             line = self._lines.get(number)
             if line is None:

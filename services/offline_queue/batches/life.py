@@ -13,7 +13,7 @@ from services.offline_queue.batches.ingest import BatchIngestion, store_again
 from services.offline_queue.batches.lines import line_of
 from services.offline_queue.batches.progress import BatchProgress
 from services.offline_queue.batches.records import Change
-from services.offline_queue.batches.results import out_of_budget, unreadable_failure, unreadable_result
+from services.offline_queue.batches.results import out_of_budget, own_result, unreadable_failure, unreadable_result
 from services.offline_queue.batches.token_quota import over_token_quota
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Stored
@@ -83,7 +83,7 @@ class BatchLife:
 
     def add_result(self, stored: Stored[OfflineResult]) -> None:
         """A result is in the stream, perhaps again. Before admission nothing is done: admission reads all results."""
-        result = stored.message
+        result = own_result(stored)
         if self.progress is None or not self.progress.add_result(line_of(result.request_id), result):
             return
         self._arrived.append(result)
@@ -100,12 +100,13 @@ class BatchLife:
         """A failed run is in the stream; as ``add_result``."""
         if self.progress is None:
             return
-        failure, line = stored.message, line_of(stored.message.request_id)
+        request_id = subjects.request_of(stored.subject)
+        line = line_of(request_id)
         num_failures = self.progress.add_failure(line, stored.sequence)
         if num_failures < self._tools.max_failures:
-            self._tools.pool.retry(failure.request_id, num_failures)
+            self._tools.pool.retry(request_id, num_failures)
             return
-        self.give_up(line, f"given up after {num_failures} failed runs; the last: {failure.reason}")
+        self.give_up(line, f"given up after {num_failures} failed runs; the last: {stored.message.reason}")
 
     def give_up(self, line: int, error: str) -> None:
         """No run of it will give a result; ``error``: as its result has it."""

@@ -22,6 +22,7 @@ from shared.protocol.sampling import SamplingParams
 
 IN_MEMORY_BYTES = 4 * 1024 * 1024  # beyond this, temporary files go to the disk
 GROUP_LINES = 256
+MOST_DIGITS = 9  # of a line's number
 
 _encoder = msgspec.json.Encoder()
 
@@ -61,7 +62,7 @@ def line_of(id: str, separator: str = ".") -> int:
     """The line at the end of a request's id, or of another one that is made of it; 0, which no line has, where there
     is no number."""
     number = id.rpartition(separator)[2]
-    return int(number) if number.isdecimal() else 0
+    return int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else 0
 
 
 def encode_lines(lines: list[BatchLine]) -> bytes:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from services.offline_queue.batches.lines import BatchLine
+from shared.bus import Stored
 from shared.openai.completions.answers import AnswerHead, Choice, Completion, CompletionUsage, completion_body
 from shared.openai.completions.requests import CHAT
 from shared.openai.embeddings.answers import EmbeddingList, EmbeddingUsage, embeddings_body
@@ -60,6 +61,12 @@ def unreadable_result(subject: str) -> OfflineResult:
     return OfflineResult(subjects.request_of(subject), [], FinishReason.ERROR, error=message)
 
 
+def own_result(stored: Stored[OfflineResult]) -> OfflineResult:
+    """It; where it says that it is of another request than its place, one that cannot be read."""
+    is_own = stored.message.request_id == subjects.request_of(stored.subject)
+    return stored.message if is_own else unreadable_result(stored.subject)
+
+
 def unreadable_failure(subject: str) -> OfflineFailure:
     """In place of a stored one that does not parse."""
     return OfflineFailure(subjects.request_of(subject), "The stored reason cannot be read.")
@@ -113,7 +120,7 @@ class ResultWriter:
             return self._line(line, None, {"code": code, "message": message})
         try:
             failed = _failed_decoder.decode(result.error)
-        except msgspec.DecodeError:  # an executor's own words
+        except (msgspec.DecodeError, RecursionError):  # an executor's own words
             failed = FailedResponse(500, error_body(result.error[:MAX_MESSAGE_LENGTH], "server_error"))
         response = {"status_code": failed.status_code, "request_id": result.request_id, "body": failed.body}
         return self._line(line, response, None)

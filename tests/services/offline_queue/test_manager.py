@@ -18,7 +18,7 @@ from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
 from shared.openai.completions.requests import TEXT
 from shared.protocol import subjects
-from shared.protocol.offline.requests import OfflineResult
+from shared.protocol.offline.requests import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.orders.offline.share import Share
 from tests.services.offline_queue import batch_desk
@@ -412,3 +412,20 @@ async def test_a_clock_that_is_set_ends_no_window(desk: Desk, clock: ManualClock
         assert not manager._lives[batch_id]._is_expired()
         pool.permits.release()
         assert (await desk.until_cleared(batch_id)).status == "completed"
+
+
+@pytest.mark.parametrize("request_id", ["batch_1." + "9" * 5000, "batch_1.3", "batch_9.1", "", "batch_1.1"])
+async def test_a_result_that_makes_no_sense_fails_its_line_alone(desk: Desk, request_id: str) -> None:
+    batch_id = await desk.submit([chat_line(f"request {number}") for number in range(3)])
+    assert batch_id == "batch_1"
+    async with desk.running(permits=0) as (_, pool):
+        await pool.until(lambda: len(pool.waiting) == 3)
+        odd = OfflineResult(request_id, [], FinishReason.ERROR, error="[" * 100_000)
+        await desk.bus.store(WORK.result(f"{batch_id}.1"), odd)
+        await desk.bus.store(WORK.failure(f"{batch_id}.2", "run"), OfflineFailure(request_id, "it died"))
+        await pool.until(lambda: (f"{batch_id}.2", 1) in pool.retried)
+    async with desk.running() as (_, pool):
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.request_counts.completed, record.request_counts.failed) == ("completed", 2, 1)
+    (failed,) = [line for line in (await desk.results(record)).values() if line["response"]["status_code"] != 200]
+    assert failed["custom_id"] == "request 0"
