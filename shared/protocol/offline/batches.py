@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from shared.bounds import Weight
+from shared.bounds import MOST, Weight
 from shared.protocol.access.key_usage import KeyUsage
 
 BatchStatus = Literal[
@@ -110,7 +110,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class BatchRecord(Batch, frozen=True):
-    """With what only services know of it."""
+    """With what only services know of it. Raises ValueError for numbers that nobody can reckon with."""
 
     model_name: str = ""  # whose it is, by the name in the stack; empty in records of versions with one model
     adapter: str = ""  # of the model, that its lines are for, by its name; empty: the model as it is
@@ -124,6 +124,12 @@ class BatchRecord(Batch, frozen=True):
     kv_owner: str = ""  # as of SamplingParams, of its requests
     traceparent: str = ""  # W3C trace context of the request that created it; empty where it is not traced
     queued_tokens: int = 0  # prompts and longest answers of its requests without a result, while it is at work
+
+    def __post_init__(self) -> None:
+        ends = self.completed_at, self.failed_at, self.expired_at, self.cancelled_at
+        counts = self.request_counts.total, self.request_counts.completed, self.request_counts.failed
+        lengths = self.output_expires_after_s, self.queued_tokens
+        _require_sizes(self.created_at, self.expires_at, *ends, *counts, *lengths)
 
     @property
     def is_withdrawn(self) -> bool:
@@ -152,6 +158,15 @@ class FileObject(msgspec.Struct, frozen=True):
 
 
 class FileRecord(FileObject, frozen=True):
-    """With what only services know of it."""
+    """With what only services know of it. Raises ValueError as BatchRecord."""
 
     owner: str = ""  # whose it is: see owner_of
+
+    def __post_init__(self) -> None:
+        _require_sizes(self.bytes, self.created_at, self.expires_at)
+
+
+def _require_sizes(*numbers: int | None) -> None:
+    """Raises ValueError."""
+    if not all(each is None or -MOST <= each <= MOST for each in numbers):
+        raise ValueError("a number is beyond all measure")

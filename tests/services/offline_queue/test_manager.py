@@ -5,10 +5,12 @@ import dataclasses
 import gc
 import json
 import tracemalloc
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.input import BatchInput, ParsedLines
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.manager import BatchStats
@@ -429,3 +431,33 @@ async def test_a_result_that_makes_no_sense_fails_its_line_alone(desk: Desk, req
     assert (record.status, record.request_counts.completed, record.request_counts.failed) == ("completed", 2, 1)
     (failed,) = [line for line in (await desk.results(record)).values() if line["response"]["status_code"] != 200]
     assert failed["custom_id"] == "request 0"
+
+
+HUGE = 10**400
+
+
+ENDED = {"status": "completed", "cleared": True, "completed_at": HUGE}
+
+
+@pytest.mark.parametrize("change", [{"expires_at": HUGE}, {"expires_at": -HUGE}, ENDED])
+async def test_records_with_numbers_beyond_all_measure_are_as_good_as_absent(
+    desk: Desk, change: dict[str, Any]
+) -> None:
+    batch_id = await desk.submit([chat_line("request")])
+    anything = await desk.bus.bucket(subjects.BATCHES_BUCKET, dict)
+    record = (await anything.get(batch_id)).value
+    assert record is not None
+    await anything.put("batch_odd", record | {"id": "batch_odd"} | change)
+    files = await desk.bus.bucket(subjects.FILES_BUCKET, dict)
+    await files.put(
+        "file-odd", {"id": "file-odd", "bytes": 1, "created_at": 1, "filename": "", "purpose": "batch"} | change
+    )
+    async with desk.running() as (manager, _):
+        sweeping = asyncio.create_task(FileSweep(manager.tools, manager.is_being_read).run())
+        await desk.until_cleared(batch_id)
+        later = await desk.submit([chat_line("request")])
+        await anything.put("batch_odd_too", record | {"id": "batch_odd_too"} | change)
+        await desk.until_cleared(later)
+        assert not sweeping.done()
+        sweeping.cancel()
+        await FileSweep(manager.tools, manager.is_being_read, keep_batches_s=1.0).forget_old()
