@@ -84,7 +84,10 @@ def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer:
         calls.append(_call_schema(each, key, f"#/anyOf/{place}/properties/{key}", is_held_to))
     check_schemas("tools", {"anyOf": calls})
     schema = encoded({"anyOf": calls, "x-guidance": STYLE}, "the tools' parameters are", "tools")
-    grammar = f"{_FRAMES[use.format](use, tokenizer, is_demanded)}value: %json {schema}\n"
+    frame = _FRAMES[use.format](use, tokenizer, is_demanded)
+    if not is_demanded:
+        frame = _behind_thought(frame, tokenizer)
+    grammar = f"{frame}value: %json {schema}\n"
     if problem := problem_of(grammar, tokenizer):
         raise RequestError(f"the tools' parameters cannot be kept to: {problem}", "tools", "unsupported_value")
     return grammar
@@ -137,6 +140,15 @@ def _mistral(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
     if is_demanded:
         return f"start: {mark} {values}\n"
     return f"start: TEXT | begin {values}\n{_text_up_to(mark)}"
+
+
+def _behind_thought(frame: str, tokenizer: Tokenizer) -> str:
+    """Where the marks of what a model thinks are special tokens: no text has them."""
+    begin, end = (tokenizer.special_id(mark) for mark in tokenizer.thinking or ("", ""))
+    if begin is None or end is None:
+        return frame
+    answer = f"answer: {frame.removeprefix('start: ')}"
+    return f"start: thought? answer\nthought: <[{begin}]>? TEXT? <[{end}]>\n{answer}"
 
 
 def _mark(text: str, tokenizer: Tokenizer) -> str:

@@ -53,7 +53,7 @@ class Tokenizer:
         shown = () if self.thinking is None else (self.thinking.begin, self.thinking.end)
         self._special_ids = frozenset(id for id, token in added.items() if token.special and token.content not in shown)
         mark = None if self.tool_format is None else BEGINS[self.tool_format]
-        self._special = {added[token_id].content: token_id for token_id in self._special_ids}
+        self._special = {token.content: token_id for token_id, token in added.items() if token.special}
         marks = (mark, HERMES_END) if self.tool_format is ToolFormat.HERMES else (mark,)
         self._call_ids = frozenset(self._special[each] for each in marks if each in self._special)
         self._bytes = TokenBytes(backend)

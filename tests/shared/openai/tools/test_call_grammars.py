@@ -185,6 +185,24 @@ def test_hermes_marks_may_be_special_tokens(is_demanded: bool) -> None:
         assert not accepts(tokenizer, grammar, text)
 
 
+@pytest.mark.parametrize("format", ToolFormat)
+def test_a_model_may_think_before_a_strict_call_where_the_marks_are_special_tokens(format: ToolFormat) -> None:
+    """The prompt may have begun it. No text has such tokens."""
+    begin, end = ("[THINK]", "[/THINK]") if format is ToolFormat.MISTRAL else ("<think>", "</think>")
+    backend = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    backend.add_special_tokens([begin, end])
+    template = (TEMPLATES / f"{format.value}.jinja").read_text()
+    tokenizer = Tokenizer(backend, f"{template}{{# {begin} {end} #}}", {})
+    grammar = parse(tokenizer, tools=[STRICT, TIME]).sampling.grammar
+    weather, _ = CALLS[format]
+    for thought in ("", f"{begin}Well.\n{end}", f"Well.{end}", f"{begin}{end}"):
+        for answer in ("", "Hello.", weather):
+            assert accepts(tokenizer, grammar, f"{thought}{answer}"), (thought, answer)
+        assert not accepts(tokenizer, grammar, f"{thought}{weather.replace('city', 'town')}")
+    demanded = parse(tokenizer, tools=[STRICT], tool_choice="required").sampling.grammar
+    assert accepts(tokenizer, demanded, weather) and not accepts(tokenizer, demanded, f"{begin}Well.{end}{weather}")
+
+
 def function(name: str, parameters: dict[str, Any] | None, strict: bool | None = None) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": strict}}
 
