@@ -162,7 +162,8 @@ class OpenAIClient:
                 body = await response.read()
         except (aiohttp.ClientError, *OTHER_FAILURES) as error:
             is_unclear = isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError)  # says the URL alone
-            why = "write http://HOST:PORT, or https" if is_unclear else error or type(error).__name__
+            reason = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            why = "write http://HOST:PORT, or https" if is_unclear else str(reason) or type(error).__name__
             raise ServerError(f"cannot reach {self.url}: {why}") from error
         if response.status != 200:
             message = f"{method} {self.url}{path} answered {response.status}: {error_message(body)}"
