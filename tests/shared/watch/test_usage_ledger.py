@@ -138,6 +138,7 @@ async def test_old_days_count_for_no_budget_and_are_forgotten(bus: Bus) -> None:
         ledger.put(OF_A, ONE)
         assert await ledger.stored() == [(old, ONE), (day_after, ONE), (OF_A, ONE)]
         assert await ledger.forget("2020-02-04") == 1
+        assert old.key not in "".join(await bus.subjects(f"KV_{subjects.KEY_USAGE_BUCKET}", ">"))
         assert await ledger.stored() == [(day_after, ONE), (OF_A, ONE)]
 
 
