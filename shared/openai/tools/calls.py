@@ -173,12 +173,15 @@ class ToolCallParser:
         return [] if None in calls else [call for call in calls if call is not None]
 
     def _read_call(self, value: Any) -> CalledFunction | None:
-        key = ARGUMENTS[self._tools.format]
-        if not isinstance(value, dict) or not isinstance(value.get(key), dict):
+        """Llama's models write now and then what others call the arguments."""
+        if not isinstance(value, dict):
             return None
-        name = value.get("name")
-        check_depth(key, value[key])
-        return CalledFunction(name, _json_text(value[key])) if name in self._tools.names else None
+        name, key = value.get("name"), ARGUMENTS[self._tools.format]
+        arguments = value.get(key, value.get("arguments"))
+        if not isinstance(arguments, dict):
+            return None
+        check_depth(key, arguments)
+        return CalledFunction(name, _json_text(arguments)) if name in self._tools.names else None
 
 
 def _no_number(name: str) -> Any:
