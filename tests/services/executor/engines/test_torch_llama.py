@@ -11,10 +11,11 @@ import torch
 
 from services.executor.engines.torch.attention import LayerShape, ShapeProbe
 from services.executor.engines.torch.engine import TorchEngine
-from services.executor.engines.torch.linear import can_pack, packed_linear, plain_linear
+from services.executor.engines.torch.linear import can_pack, packed_linear, padded_rows, plain_linear
 from services.executor.engines.torch.llama import LlamaForward
 from services.executor.engines.torch.model import LoadedModel, TransformersForward
 from shared.replica.engine import KVRegions
+from shared.scheduling.step_sizes import LARGEST_ON_CPU
 from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
 
 CPU = torch.device("cpu")
@@ -138,6 +139,15 @@ def test_linears(num_rows: int, has_bias: bool) -> None:
     product = torch.nn.functional.linear(x, weight, bias)
     torch.testing.assert_close(plain_linear(weight, bias)(x), product)
     torch.testing.assert_close(packed_linear(weight, bias)(x), product)
+    torch.testing.assert_close(packed_linear(weight, bias)(x[None]), product[None])
+
+
+def test_steps_of_any_size_are_products_of_few() -> None:
+    """A process that runs for weeks sees them all, and for each oneDNN keeps code and memory."""
+    sizes = {num_rows: padded_rows(num_rows) for num_rows in range(1, LARGEST_ON_CPU.max_num_batched_tokens + 1)}
+    assert all(num_rows <= size <= 1.125 * num_rows for num_rows, size in sizes.items())
+    assert all(size == num_rows for num_rows, size in sizes.items() if num_rows <= 16)
+    assert len(set(sizes.values())) == 72
 
 
 def test_what_packs() -> None:
