@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.faults import report
 from tests.simulation.faults import KINDS
 from tests.simulation.hash_seed import fix_hash_seed
-from tests.simulation.jobs import outcomes
+from tests.simulation.jobs import LostRunError, outcomes
 from tests.simulation.records import Record, RecordFile
 from tests.simulation.run import Order, Outcome, faults_of, simulate
 from tests.simulation.shrink import shrunk
@@ -84,6 +84,10 @@ def main(
         totals.show(console, time.monotonic() - start_s)
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # what is left of the run that was interrupted has nothing to say
+    except LostRunError as error:
+        console.print(f"[red]{error}[/red]", soft_wrap=True)
+        totals.show(console, time.monotonic() - start_s)
+        raise typer.Exit(1) from error
     totals.show(console, time.monotonic() - start_s)
     if shrink:
         for order in totals.wrong:

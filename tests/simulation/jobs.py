@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Generator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -28,6 +28,7 @@ class _Job:
     process: SpawnProcess
     pipe: Connection
     num_left: int = RUNS_PER_PROCESS
+    order: Order = field(init=False)  # that it got last
 
     @classmethod
     def start(cls, folder: str) -> _Job:
@@ -41,13 +42,22 @@ class _Job:
 
     def give(self, order: Order) -> None:
         self.num_left -= 1
-        self.pipe.send(order)
+        with self._lost(order):
+            self.pipe.send(order)
+        self.order = order
 
     def take(self) -> Outcome:
-        try:
+        with self._lost(self.order):
             return cast(Outcome, self.pipe.recv())
-        except EOFError as error:
-            raise LostRunError("a process that simulates has ended") from error
+
+    @contextmanager
+    def _lost(self, order: Order) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError) as error:  # the latter where it has not even read the order
+            self.process.join()
+            status = self.process.exitcode
+            raise LostRunError(f"the process that was to simulate seed {order.seed} has ended ({status})") from error
 
     def close(self) -> None:
         self.pipe.close()

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 COMMAND = (sys.executable, "-m", "tests.simulation", "--run-hours", "0.03", "--no-progress")
@@ -47,3 +49,19 @@ def test_who_interrupts_it_is_told_what_there_is(tmp_path: Path) -> None:
     assert running.returncode == 130
     assert "interrupted" in said and "no seed is wrong" in said
     assert [each.name for each in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.slow
+def test_of_a_process_that_is_killed_the_seed_is_told_and_what_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "runs"
+    command = [*COMMAND, "--seeds", "1000", "--seed", "50", "--out", str(path)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while not path.exists():
+        assert running.poll() is None
+        time.sleep(0.1)
+    simulating = [each for each in psutil.Process(running.pid).children() if "spawn_main" in each.cmdline()[-2]]
+    simulating[0].kill()
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert re.search(r"the process that was to simulate seed \d+ has ended \(-9\)", said)
+    assert f"in {len(path.read_text().splitlines())} runs" in said
