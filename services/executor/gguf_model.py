@@ -10,7 +10,10 @@ from services.executor.gguf_file import GgufFile
 from services.executor.gguf_tokenizer import Fields, write_tokenizer
 from shared.errors import ModelError
 
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")  # of a text, and of a turn in a chat
+ENDS = (  # of a text, and of a turn in a chat, as llama.cpp goes by: files of ChatML often name </s> as their eos
+    *("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+)
 KV_HEADS = "llama.attention.head_count_kv"
 
 Progress = Callable[[str], None]

@@ -28,7 +28,7 @@ from shared.text.model_folder import read_json
 from shared.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-RECIPE = 2  # raised when a conversion writes something else than before
+RECIPE = 3  # raised when a conversion writes something else than before
 MANIFEST = "slackwater.json"  # names each file and its size; written last
 GGUF_SUFFIX = ".gguf"
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")

@@ -237,6 +237,17 @@ def test_the_folder_has_the_weights_of_the_file(tmp_path: Path, kind: Kind) -> N
     assert StackOptions(model=str(path)).model_name == "Small-Llama"
 
 
+def test_a_chat_ends_at_the_end_of_its_turn_where_the_file_names_another_end(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.sentencepiece()
+    vocabulary.tokens += ["<|im_start|>", "<|im_end|>"]
+    vocabulary.kinds += [3, 3]
+    vocabulary.scores = [*(vocabulary.scores or []), 0.0, 0.0]
+    path = tmp_path / "ChatML.gguf"
+    Llama(vocabulary).write(path)
+    ends = ModelFacts.read(prepared(path, tmp_path)).eos_token_ids
+    assert [vocabulary.tokens[end] for end in ends] == ["</s>", "<|im_end|>"]
+
+
 def test_a_file_that_says_nothing_of_kv_heads_has_as_many_as_heads(tmp_path: Path) -> None:
     """As of Llama 1; its queries and keys are ordered as in any other file."""
     path = tmp_path / "llama.gguf"
