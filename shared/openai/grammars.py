@@ -41,15 +41,21 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     json_schema: JsonSchema | None = None
 
 
-def grammar_of(asked: ResponseFormat | None, tokenizer: Tokenizer) -> str:
-    """llguidance's own JSON of it; empty for any text. Raises RequestError where nothing could keep to it."""
+def schema_of(asked: ResponseFormat | None) -> dict[str, Any] | None:
+    """That an answer keeps to; None for any text. Raises RequestError where it is missing."""
     if asked is None or asked.type == "text":
-        return ""
+        return None
     if asked.type == "json_object":
-        return schema_grammar(ANY_OBJECT, tokenizer, PARAM)
+        return ANY_OBJECT
     if asked.json_schema is None:
         raise RequestError("response_format.json_schema is missing", f"{PARAM}.json_schema")
-    return schema_grammar(asked.json_schema.schema, tokenizer, PARAM)
+    return asked.json_schema.schema
+
+
+def grammar_of(asked: ResponseFormat | None, tokenizer: Tokenizer) -> str:
+    """llguidance's own JSON of it; empty for any text. Raises RequestError where nothing could keep to it."""
+    schema = schema_of(asked)
+    return "" if schema is None else schema_grammar(schema, tokenizer, PARAM)
 
 
 def schema_grammar(schema: dict[str, Any], tokenizer: Tokenizer, param: str) -> str:
@@ -69,11 +75,15 @@ def schema_grammar(schema: dict[str, Any], tokenizer: Tokenizer, param: str) -> 
     return grammar
 
 
-def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer: Tokenizer) -> str:
-    """Of nothing but calls where one ``is_demanded``; else, where a function is strict, of any text in which what
-    begins as a call is one; else empty. Raises RequestError where nothing could keep to it."""
+def calls_grammar(
+    tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer: Tokenizer, answer: dict[str, Any] | None = None
+) -> str:
+    """Of nothing but calls where one ``is_demanded``; else, with the schema of an ``answer``, of that or of calls;
+    else, where a function is strict, of any text in which what begins as a call is one; else empty. Raises RequestError
+    where nothing could keep to it."""
     functions = [tool.function for tool in tools if tool.function is not None and tool.function.name in use.names]
-    if not is_demanded and not any(function.strict for function in functions):
+    has_answer = answer is not None and not is_demanded
+    if not is_demanded and not has_answer and not any(function.strict for function in functions):
         return ""
     key = ARGUMENTS[use.format]
     calls = []
@@ -84,8 +94,11 @@ def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer:
         calls.append(_call_schema(each, key, f"#/anyOf/{place}/properties/{key}", is_held_to))
     check_schemas("tools", {"anyOf": calls})
     schema = encoded({"anyOf": calls, "x-guidance": STYLE}, "the tools' parameters are", "tools")
-    frame = _FRAMES[use.format](use, tokenizer, is_demanded)
-    if not is_demanded:
+    frame = _FRAMES[use.format](use, tokenizer, is_demanded or has_answer)
+    if has_answer:
+        shown = encoded({**(answer or {}), "x-guidance": STYLE}, f"{PARAM}: the schema is", PARAM)
+        frame = f"start: calls | answer\nanswer: %json {shown}\ncalls: {frame.removeprefix('start: ')}"
+    elif not is_demanded:
         frame = _behind_thought(frame, tokenizer)
     grammar = f"{frame}value: %json {schema}\n"
     if problem := problem_of(grammar, tokenizer):

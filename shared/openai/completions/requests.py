@@ -13,6 +13,7 @@ from shared.openai.completions.prompts import chat_prompt, content_text, text_pr
 from shared.openai.completions.sampling import sampling_of
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import CHAT_FIELDS, DEFAULT, FLEX, TEXT_FIELDS, OtherFields, read_fields
+from shared.openai.grammars import schema_of
 from shared.openai.reasoning import Reasoning
 from shared.openai.served_model import ServedModel
 from shared.openai.shown_prompt import check_scores
@@ -135,7 +136,8 @@ def _reasoning(
 ) -> Reasoning | None:
     """None also where the answer keeps to a grammar from its first token on; that of strict tools has any text before
     their calls."""
-    if sampling.grammar and (tools is None or fields.tool_choice not in FREE):
+    begins_free = tools is not None and fields.tool_choice in FREE and schema_of(fields.response_format) is None
+    if sampling.grammar and not begins_free:
         return None
     continued = content_text("messages", fields.messages[-1].content) if fields.continue_final_message else ""
     return Reasoning.of(prompt, continued, fields.include_reasoning is not False, tokenizer)

@@ -6,7 +6,7 @@ from typing import Any
 from shared.openai.completions.bad_words import bad_word_tokens
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.errors import RequestError
-from shared.openai.grammars import calls_grammar, grammar_of
+from shared.openai.grammars import calls_grammar, grammar_of, schema_of
 from shared.openai.served_model import ServedModel
 from shared.openai.shown_prompt import asked_of_prompt
 from shared.openai.structured_outputs import constraint_of
@@ -78,17 +78,18 @@ def _check_token_ids(fields: Body, vocab_size: int) -> None:
 
 def _grammar(fields: Body, tools: ToolUse | None, tokenizer: Tokenizer) -> str:
     """That the output keeps to; empty for any text."""
-    grammar, param = grammar_of(fields.response_format, tokenizer), "response_format"
+    grammar = grammar_of(fields.response_format, tokenizer)
     if constraint := constraint_of(fields):
         if grammar:
             message = f"{constraint.param} does not go with response_format: an answer keeps to one of them"
             raise RequestError(message, constraint.param)
         grammar, param = constraint.grammar(tokenizer), constraint.param
-    if grammar and tools is not None:
-        message = f"{param} leaves no room for calls of tools; leave one out, or set tool_choice to none"
-        raise RequestError(message, param)
+        if tools is not None:
+            message = f"{param} leaves no room for calls of tools; leave one out, or set tool_choice to none"
+            raise RequestError(message, param)
     if isinstance(fields, ChatCompletionBody) and tools is not None:
-        grammar = calls_grammar(fields.tools or [], tools, fields.tool_choice not in FREE, tokenizer)
+        answer = schema_of(fields.response_format)
+        grammar = calls_grammar(fields.tools or [], tools, fields.tool_choice not in FREE, tokenizer, answer)
     if grammar and fields.ignore_eos:
         raise RequestError(
             "ignore_eos does not go with response_format, structured_outputs, strict tools or a tool_choice that "

@@ -199,7 +199,7 @@ def test_the_prompt_says_whether_it_has_begun(tokenizer: Tokenizer) -> None:
     assert reasoning_of(tokenizer, guided_choice=["a"]) is None
 
 
-def test_only_a_demanded_call_leaves_no_room_for_it(tmp_path: Path) -> None:
+def test_a_demanded_call_and_a_given_format_leave_no_room_for_it(tmp_path: Path) -> None:
     folder = make_thinking_model(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None), tmp_path)
     template = folder / "chat_template.jinja"
     template.write_text(f"{template.read_text()}{{# tools <tool_call> #}}")
@@ -208,6 +208,8 @@ def test_only_a_demanded_call_leaves_no_room_for_it(tmp_path: Path) -> None:
     assert reasoning_of(tokenizer, tools=[strict]) == Reasoning(*MARKS)
     assert reasoning_of(tokenizer, tools=[strict], tool_choice="auto") == Reasoning(*MARKS)
     assert reasoning_of(tokenizer, tools=[strict], tool_choice="required") is None
+    assert reasoning_of(tokenizer, tools=[strict], response_format={"type": "json_object"}) is None
+    assert reasoning_of(tokenizer, tools=[strict], response_format={"type": "text"}) == Reasoning(*MARKS)
 
 
 def test_a_prompt_that_ends_with_another_special_token_has_not_begun_it(tokenizer: Tokenizer) -> None:

@@ -149,6 +149,33 @@ def test_several_calls_only_where_they_are_parallel(format: ToolFormat, is_deman
         assert accepts(tokenizer, grammar, BOTH[format]) is (is_parallel and format is not ToolFormat.LLAMA)
 
 
+CITY = {"properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+ANSWER = {"type": "json_schema", "json_schema": {"name": "city", "schema": {"type": "object"} | CITY, "strict": True}}
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_an_answer_of_a_given_format_leaves_room_for_calls(format: ToolFormat) -> None:
+    """As OpenAI's agents ask for it, whose last answer has a type."""
+    tokenizer = tokenizer_of(format)
+
+    def kept(*texts: str, **fields: Any) -> list[bool]:
+        grammar = parse(tokenizer, **{"tools": [STRICT, TIME], "response_format": ANSWER} | fields).sampling.grammar
+        return [accepts(tokenizer, grammar, text) for text in texts]
+
+    rome, (weather, time) = '{"city": "Rome"}', CALLS[format]
+    town = weather.replace("city", "town")
+    assert kept(rome, weather, time) == [True, True, True]
+    assert kept("", "Rome", '{"city": "Oslo"}', town, f"{weather} {rome}", rome[:-1]) == [False] * 6
+    assert kept(BOTH[format]) == [format is not ToolFormat.LLAMA] and kept(BOTH[format], parallel_tool_calls=False) == [
+        False
+    ]
+    assert kept(rome, weather, town, tools=[WEATHER]) == [True, True, True], "arguments of one that is not strict"
+    assert kept(rome, weather, tool_choice="required") == [False, True]
+    assert kept(rome, weather, tool_choice="none") == [True, False]
+    assert kept('{"any": 1}', weather, "Rome", response_format={"type": "json_object"}) == [True, True, False]
+    assert kept("Rome", weather, response_format={"type": "text"}) == [True, True]
+
+
 def without_special_mark() -> Tokenizer:
     """Of a model that writes Mistral's mark letter by letter."""
     template = (TEMPLATES / "mistral.jinja").read_text()

@@ -81,6 +81,23 @@ def test_a_stream_brings_the_same_call(rig: GatewayRig) -> None:
     assert [each["arguments"] for each in called[0]] == [each["arguments"] for each in called[1]]
 
 
+def test_an_answer_has_the_format_that_was_asked_for_or_is_a_call(rig: GatewayRig) -> None:
+    schema = {"type": "object", "properties": {"sky": {"enum": ["blue", "grey"]}}, "required": ["sky"]}
+    sky = {"name": "sky", "schema": schema | {"additionalProperties": False}}
+    form: Any = {"type": "json_schema", "json_schema": sky}
+    ends = set()
+    for seed in range(12):
+        options: Any = {"model": MODEL, "messages": [USER], "tools": [CITY], "response_format": form, "seed": seed}
+        (answer,) = rig.openai.chat.completions.create(**options, temperature=2.0, max_tokens=200).choices
+        ends.add(answer.finish_reason)
+        if answer.finish_reason == "tool_calls":
+            assert answer.message.content is None
+            assert all(call.type == "function" for call in answer.message.tool_calls or [])
+        else:
+            assert json.loads(answer.message.content or "")["sky"] in ("blue", "grey")
+    assert ends == {"stop", "tool_calls"}
+
+
 def test_parameters_that_cannot_be_kept_to_are_refused(rig: GatewayRig) -> None:
     unkept: Any = {"type": "function", "function": {"name": "f", "parameters": {"not": {"type": "string"}}}}
     with pytest.raises(openai.BadRequestError) as refused:
