@@ -1,6 +1,6 @@
 """The ``slackwater`` command."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.main import get_command
@@ -62,9 +62,21 @@ app = typer.Typer(
 )
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from services.local.commands.version import version
+
+        version()
+        raise typer.Exit
+
+
 @app.callback()
-def slackwater() -> None:
-    """What stands before a command: nothing but --help."""
+def slackwater(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What stands before a command."""
 
 
 command: Any = get_command(app)

@@ -205,7 +205,7 @@ def test_version_is_that_of_the_package() -> None:
     status, stdout, _ = slackwater("version", "--json")
     assert status == 0
     number = json.loads(stdout)["version"]
-    assert slackwater("version")[1] == f"slackwater {number}\n"
+    assert slackwater("version")[1] == slackwater("--version")[1] == f"slackwater {number}\n"
 
 
 @pytest.mark.parametrize(
