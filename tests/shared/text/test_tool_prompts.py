@@ -105,13 +105,15 @@ def test_what_a_request_allows(folders: dict[ToolFormat, Path]) -> None:
 
 UNKEPT = {"type": "function", "function": {"name": "f", "parameters": {"not": {"type": "string"}}}}
 NAMELESS = {"type": "function", "function": {"name": "get weather"}}
+UNKEPT_ANSWER = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "string"}}}}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "unknown"}}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
-    ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [WEATHER], "response_format": UNKEPT_ANSWER}, "response_format"),
+    ({"tools": [WEATHER], "guided_choice": ["yes", "no"]}, "guided_choice"),
     ({"tools": [UNKEPT], "tool_choice": "required"}, "tools"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
     ({"tools": [WEATHER, {"type": "function"}]}, "tools[1].type"),
