@@ -82,8 +82,9 @@ def calls_grammar(
     else, where a function is strict, of any text in which what begins as a call is one; else empty. Raises RequestError
     where nothing could keep to it."""
     functions = [tool.function for tool in tools if tool.function is not None and tool.function.name in use.names]
-    has_answer = answer is not None and not is_demanded
-    if not is_demanded and not has_answer and not any(function.strict for function in functions):
+    answer = None if is_demanded else answer
+    begins_with_call = is_demanded or answer is not None
+    if not begins_with_call and not any(function.strict for function in functions):
         return ""
     key = ARGUMENTS[use.format]
     calls = []
@@ -94,10 +95,9 @@ def calls_grammar(
         calls.append(_call_schema(each, key, f"#/anyOf/{place}/properties/{key}", is_held_to))
     check_schemas("tools", {"anyOf": calls})
     schema = encoded({"anyOf": calls, "x-guidance": STYLE}, "the tools' parameters are", "tools")
-    frame = _FRAMES[use.format](use, tokenizer, is_demanded or has_answer)
-    if has_answer:
-        shown = encoded({**(answer or {}), "x-guidance": STYLE}, f"{PARAM}: the schema is", PARAM)
-        frame = f"start: calls | answer\nanswer: %json {shown}\ncalls: {frame.removeprefix('start: ')}"
+    frame = _FRAMES[use.format](use, tokenizer, begins_with_call)
+    if answer is not None:
+        frame = _or_answer(frame, answer)
     elif not is_demanded:
         frame = _behind_thought(frame, tokenizer)
     grammar = f"{frame}value: %json {schema}\n"
@@ -153,6 +153,11 @@ def _mistral(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
     if is_demanded:
         return f"start: {mark} {values}\n"
     return f"start: TEXT | begin {values}\n{_text_up_to(mark)}"
+
+
+def _or_answer(frame: str, schema: dict[str, Any]) -> str:
+    shown = encoded(schema | {"x-guidance": STYLE}, f"{PARAM}: the schema is", PARAM)
+    return f"start: calls | answer\nanswer: %json {shown}\ncalls: {frame.removeprefix('start: ')}"
 
 
 def _behind_thought(frame: str, tokenizer: Tokenizer) -> str:

@@ -9,16 +9,8 @@ from services.local.commands.output import stdout_console
 from services.local.commands.server import Json
 
 COLUMNS = ("id", "status", "model", "done", "failed", "left", "total", "endpoint", "created")
-LEFT_OUT = (
-    "endpoint",
-    "left",
-    "total",
-    "created",
-    "failed",
-    "model",
-    "done",
-    "status",
-)  # where they do not fit, in turn
+# Where they do not fit, in turn.
+LEFT_OUT = ("endpoint", "left", "total", "created", "failed", "model", "done", "status")
 GAP = 2  # between columns
 LONG_TIME, SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M"
 
@@ -29,10 +21,9 @@ def print_batches(*batches: Json) -> None:
     columns, time_form = list(COLUMNS), LONG_TIME
     if len({batch.get("model") for batch in batches} - {None}) <= 1:
         columns.remove("model")
-    for name in LEFT_OUT:
-        if _width(columns, batches, time_form) <= console.width:
-            break
+    if _width(columns, batches, time_form) > console.width:
         time_form = SHORT_TIME
+    for name in LEFT_OUT:
         if name in columns and _width(columns, batches, time_form) > console.width:
             columns.remove(name)
     table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)

@@ -154,7 +154,8 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
     if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
         raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
     model: torch.nn.Module = loaded.to(device).eval().requires_grad_(False)
-    if lacking := sorted(found["missing_keys"] - _dispensable(loaded, path)):
+    missing = found["missing_keys"]
+    if missing and (lacking := sorted(missing - _dispensable(loaded, path))):
         raise ModelError(f"the weights in {path} lack {lacking[0]}, in whose place transformers puts random numbers")
     return model, model_dtype
 
