@@ -178,8 +178,7 @@ def test_an_answer_of_a_given_format_leaves_room_for_calls(format: ToolFormat) -
 
 def without_special_mark() -> Tokenizer:
     """Of a model that writes Mistral's mark letter by letter."""
-    template = (TEMPLATES / "mistral.jinja").read_text()
-    return Tokenizer(tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json")), template, {})
+    return with_special(ToolFormat.MISTRAL, [])
 
 
 @pytest.mark.parametrize("is_demanded", [True, False])
@@ -197,11 +196,17 @@ def test_a_mark_need_be_no_token_of_its_own(is_demanded: bool) -> None:
         assert not accepts(tokenizer, grammar, text)
 
 
+def with_special(format: ToolFormat, marks: list[str], end_of_template: str = "") -> Tokenizer:
+    """Of a model that has a token of its own for each of the marks."""
+    backend = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    backend.add_special_tokens(marks)
+    template = (TEMPLATES / f"{format.value}.jinja").read_text()
+    return Tokenizer(backend, template + end_of_template, {})
+
+
 @pytest.mark.parametrize("is_demanded", [True, False])
 def test_hermes_marks_may_be_special_tokens(is_demanded: bool) -> None:
-    backend = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    backend.add_special_tokens(["<tool_call>", "</tool_call>"])
-    tokenizer = Tokenizer(backend, (TEMPLATES / "hermes.jinja").read_text(), {})
+    tokenizer = with_special(ToolFormat.HERMES, ["<tool_call>", "</tool_call>"])
     choice = {"tool_choice": "required"} if is_demanded else {}
     grammar = parse(tokenizer, tools=[STRICT, TIME], **choice).sampling.grammar
     weather, _ = CALLS[ToolFormat.HERMES]
@@ -216,10 +221,7 @@ def test_hermes_marks_may_be_special_tokens(is_demanded: bool) -> None:
 def test_a_model_may_think_before_a_strict_call_where_the_marks_are_special_tokens(format: ToolFormat) -> None:
     """The prompt may have begun it. No text has such tokens."""
     begin, end = ("[THINK]", "[/THINK]") if format is ToolFormat.MISTRAL else ("<think>", "</think>")
-    backend = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    backend.add_special_tokens([begin, end])
-    template = (TEMPLATES / f"{format.value}.jinja").read_text()
-    tokenizer = Tokenizer(backend, f"{template}{{# {begin} {end} #}}", {})
+    tokenizer = with_special(format, [begin, end], f"{{# {begin} {end} #}}")
     grammar = parse(tokenizer, tools=[STRICT, TIME]).sampling.grammar
     weather, _ = CALLS[format]
     for thought in ("", f"{begin}Well.\n{end}", f"Well.{end}", f"{begin}{end}"):
