@@ -176,6 +176,17 @@ def test_an_answer_of_a_given_format_leaves_room_for_calls(format: ToolFormat) -
     assert kept("Rome", weather, response_format={"type": "text"}) == [True, True]
 
 
+def check_marked_calls(tokenizer: Tokenizer, format: ToolFormat, is_demanded: bool, broken: str) -> None:
+    choice = {"tool_choice": "required"} if is_demanded else {}
+    grammar = parse(tokenizer, tools=[STRICT, TIME], **choice).sampling.grammar
+    weather, _ = CALLS[format]
+    assert accepts(tokenizer, grammar, weather) and accepts(tokenizer, grammar, BOTH[format])
+    for text in ("Well.", f"Well. {weather}"):
+        assert accepts(tokenizer, grammar, text) is not is_demanded
+    for text in (weather[:-1], weather.replace("city", "town"), broken):
+        assert not accepts(tokenizer, grammar, text)
+
+
 def without_special_mark() -> Tokenizer:
     """Of a model that writes Mistral's mark letter by letter."""
     return with_special(ToolFormat.MISTRAL, [])
@@ -186,14 +197,8 @@ def test_a_mark_need_be_no_token_of_its_own(is_demanded: bool) -> None:
     tokenizer = without_special_mark()
     assert tokenizer.special_id("[TOOL_CALLS]") is None
     assert tokenizer_of(ToolFormat.MISTRAL).special_id("[TOOL_CALLS]") is not None
-    choice = {"tool_choice": "required"} if is_demanded else {}
-    grammar = parse(tokenizer, tools=[STRICT, TIME], **choice).sampling.grammar
     weather, _ = CALLS[ToolFormat.MISTRAL]
-    assert accepts(tokenizer, grammar, weather) and accepts(tokenizer, grammar, BOTH[ToolFormat.MISTRAL])
-    for text in ("Well.", f"Well. {weather}"):
-        assert accepts(tokenizer, grammar, text) is not is_demanded
-    for text in (weather[:-1], weather.replace("city", "town"), f"{weather} Well."):
-        assert not accepts(tokenizer, grammar, text)
+    check_marked_calls(tokenizer, ToolFormat.MISTRAL, is_demanded, f"{weather} Well.")
 
 
 def with_special(format: ToolFormat, marks: list[str], end_of_template: str = "") -> Tokenizer:
@@ -207,14 +212,8 @@ def with_special(format: ToolFormat, marks: list[str], end_of_template: str = ""
 @pytest.mark.parametrize("is_demanded", [True, False])
 def test_hermes_marks_may_be_special_tokens(is_demanded: bool) -> None:
     tokenizer = with_special(ToolFormat.HERMES, ["<tool_call>", "</tool_call>"])
-    choice = {"tool_choice": "required"} if is_demanded else {}
-    grammar = parse(tokenizer, tools=[STRICT, TIME], **choice).sampling.grammar
     weather, _ = CALLS[ToolFormat.HERMES]
-    assert accepts(tokenizer, grammar, weather) and accepts(tokenizer, grammar, BOTH[ToolFormat.HERMES])
-    for text in ("Well.", f"Well. {weather}"):
-        assert accepts(tokenizer, grammar, text) is not is_demanded
-    for text in (weather[:-1], weather.replace("city", "town"), weather.removesuffix("</tool_call>")):
-        assert not accepts(tokenizer, grammar, text)
+    check_marked_calls(tokenizer, ToolFormat.HERMES, is_demanded, weather.removesuffix("</tool_call>"))
 
 
 @pytest.mark.parametrize("format", ToolFormat)
