@@ -56,6 +56,7 @@ def _observe_executors(registry: CollectorRegistry, context: Context) -> None:
         registry,
         lambda: [(len(model.registry.available()), {"model_name": model.served.name}) for model in models],
     )
+    tables.EXECUTOR_UP.observe(registry, lambda: _up(models))
     tables.EXECUTOR_LOAD.observe(
         registry,
         lambda: [
@@ -93,6 +94,13 @@ def _id_of(executor: LiveExecutor) -> dict[str, str]:
 
 def _live(models: Models) -> Iterator[LiveExecutor]:
     return (executor for model in models for executor in model.registry.live())
+
+
+def _up(models: Models) -> Readings:
+    """One that is of another model than before may be registered with the one and heard with the other."""
+    silent = dict.fromkeys((executor_id for model in models for executor_id in model.registry.silent()), 0)
+    heard = {executor.info.executor_id: 1 for executor in _live(models)}
+    return ((up, {"executor_id": executor_id}) for executor_id, up in (silent | heard).items())
 
 
 def _block_owners(models: Models) -> Readings:

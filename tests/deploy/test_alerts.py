@@ -123,6 +123,16 @@ def test_a_model_without_executors_is_told_whatever_the_others_have() -> None:
     assert "{{ $labels.model_name }}" in rule["annotations"]["summary"]
 
 
+def test_an_executor_that_is_gone_is_told_while_others_go_on() -> None:
+    """A gateway whose bus is away hears none, and a model without any is told by itself."""
+    (rule,) = (rule for rule in rules if rule["alert"] == "SlackwaterExecutorGone")
+    gone, others = rule["expr"].split(" and on (namespace) ")
+    assert gone == "max by (namespace, executor_id) (slackwater_executor_up) == 0"
+    assert others == "max by (namespace) (slackwater_model_executors) > 0"
+    (series,) = (each for each in all_series()["Executors"] if each.exposed == "slackwater_executor_up")
+    assert "an hour" in series.meaning and rule["for"] == "10m", "it is over by itself when the executor is forgotten"
+
+
 def test_a_stack_that_is_well_hides_no_other_of_the_cluster() -> None:
     """What is the largest or the sum of all gateways is that of one namespace's."""
     for rule in rules:

@@ -53,6 +53,7 @@ class ExecutorRegistry:
         self._bus = bus
         self.model = model
         self._live: dict[str, LiveExecutor] = {}
+        self._registered: dict[str, None] = {}  # those that have not signed off
         self._arrived = asyncio.Event()
         self._has_gap = asyncio.Event()  # somebody's cache is not known
 
@@ -74,6 +75,11 @@ class ExecutorRegistry:
     def available(self) -> list[LiveExecutor]:
         """Those that take requests."""
         return [executor for executor in self.live() if not executor.heartbeat.draining]
+
+    def silent(self) -> list[str]:
+        """The ids of those that are registered and not alive: they ended without a sign-off, or cannot be heard. An
+        offline-queue that hears nothing of one for an hour deletes its registration."""
+        return sorted(self._registered.keys() - self._live.keys())
 
     def for_prompts(self, adapter: str = "") -> list[LiveExecutor]:
         """Those of them where requests begin, by what they act as beside each other, and that have the adapter."""
@@ -181,8 +187,14 @@ class ExecutorRegistry:
     async def _watch_registrations(self) -> None:
         bucket = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
         async for entry in bucket.watch():
-            if entry is not None and entry.value is None and entry.key in self._live:
+            if entry is None:
+                continue
+            if entry.value is None and entry.key in self._live:
                 self.lose(self._live[entry.key].info, "signed off", has_died=False)
+            if entry.value is not None and entry.value.spec.model == self.model:
+                self._registered[entry.key] = None
+            else:
+                self._registered.pop(entry.key, None)
 
     async def _watch_connection(self) -> None:
         """Tokens sent while the bus was away are lost, so nobody counts as alive until heard of again."""

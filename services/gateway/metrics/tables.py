@@ -38,6 +38,12 @@ BUS_ROUND_TRIP = own(
 MODEL_EXECUTORS = own(
     "model.executors", GAUGE, "executors that take requests of the model, which clients call so", labels=("model_name",)
 )
+EXECUTOR_UP = own(
+    "executor.up",
+    GAUGE,
+    "1 where it is heard, 0 where it is silent and has not signed off; none an hour after it was heard last",
+    labels=OF_EXECUTOR,
+)
 EXECUTOR_LOAD = own(
     "executor.load", GAUGE, "predicted until a short request that is sent there now has its answer", "s", OF_EXECUTOR
 )
@@ -67,7 +73,7 @@ SLOWDOWN = own(
     labels=OF_EXECUTOR,
 )
 EXECUTORS = (
-    *(MODEL_EXECUTORS, EXECUTOR_LOAD, *HEARTBEAT.values()),
+    *(MODEL_EXECUTORS, EXECUTOR_UP, EXECUTOR_LOAD, *HEARTBEAT.values()),
     *(NUM_BLOCKS, BLOCKS, DRAINING, EXECUTOR_BUDGET, SLOWDOWN),
 )
 

@@ -147,6 +147,24 @@ def test_an_executor_that_signs_off_hands_its_streams_over(rig: GatewayRig, pool
     assert [stream.text() for stream in streams] == [undisturbed(rig, stream) for stream in streams]
 
 
+def test_metrics_tell_of_executors_that_are_silent_and_not_of_those_that_signed_off(rig: GatewayRig) -> None:
+    for executor_id in ("executor-0", "executor-1", "executor-2"):
+        rig.start_executor(executor_id)
+    wait_until(lambda: list(up(rig).values()) == [1, 1, 1], rig.logs)
+    rig.stop("executor-0", signal.SIGKILL)
+    rig.stop("executor-1", signal.SIGTERM)
+    wait_until(lambda: up(rig) == {"executor-0": 0, "executor-2": 1}, rig.logs)
+    rig.start_executor("executor-0")
+    wait_until(lambda: up(rig) == {"executor-0": 1, "executor-2": 1}, rig.logs)
+
+
+def up(rig: GatewayRig) -> dict[str, float]:
+    """By executor."""
+    lines = rig.http.get("/metrics").text.splitlines()
+    told = [line for line in lines if line.startswith("slackwater_executor_up{")]
+    return {line.split('"')[1]: float(line.split()[-1]) for line in told}
+
+
 def test_a_silent_executor_is_left_and_what_it_still_sends_is_ignored(
     rig: GatewayRig, pool: ThreadPoolExecutor
 ) -> None:
