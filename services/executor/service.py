@@ -146,7 +146,8 @@ class ExecutorService(Service):
         """Steps, heartbeats and results, until cancelled; what is here may end first, where the settings give it time.
         Raises EngineLostError where no step can be run any more, and LeaseLostError where the id is not its own any
         more."""
-        gateways = gateway_probe(self._bus, self._gateways, self._abandon, self._held, self._loop.abort)
+        abort, answers = self._loop.abort, lambda: self._lease.is_answered
+        gateways = gateway_probe(self._bus, self._gateways, self._abandon, self._held, abort, answers)
         loops = (
             *(self._lease.keep(), self._loop.run(), self._loop.watch(), self._beat(), self._results.run()),
             *(self._tuning.run(), self._chooser.run(self._register), self._pool.run(), gateways.run()),

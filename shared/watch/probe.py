@@ -24,8 +24,9 @@ T = TypeVar("T", bound=Hashable)
 @dataclass(slots=True)
 class Probe(Generic[T]):
     """``live`` names those that are believed to be there, ``subject_of`` where each is asked; ``on_gone`` is told of
-    each that is not. ``missing``: what says so. Each is asked with ``message_of`` it; what it answers is given to
-    ``on_answer``. While it ``is_idle`` nobody is to be asked, until ``look`` says that this may have changed."""
+    each that is not. ``missing``: what says so; that nobody answers in time does so only where the ``bus_answers``.
+    Each is asked with ``message_of`` it; what it answers is given to ``on_answer``. While it ``is_idle`` nobody is to
+    be asked, until ``look`` says that this may have changed."""
 
     bus: Bus
     subject_of: Callable[[T], str]
@@ -37,6 +38,7 @@ class Probe(Generic[T]):
     message_of: Callable[[T], object] = lambda _: None
     on_answer: Callable[[Any], None] = lambda _: None
     is_idle: Callable[[], bool] = lambda: False
+    bus_answers: Callable[[], bool] = lambda: True
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _misses: dict[T, int] = field(default_factory=dict, init=False)
 
@@ -61,8 +63,9 @@ class Probe(Generic[T]):
             answer = await self.bus.request(subject, self.message_of(each), self.answer_type, timeout_s=self.interval_s)
             self._misses[each] = 0
             self.on_answer(answer)
-        except self.missing:
-            self._misses[each] += 1
+        except self.missing as error:
+            is_missed = isinstance(error, NobodyListensError) or self.bus_answers()
+            self._misses[each] = self._misses[each] + 1 if is_missed else 0
             if self._misses[each] >= MISSES:
                 self.on_gone(each)
         except BusError as error:
@@ -93,9 +96,11 @@ def gateway_probe(
     on_gone: Callable[[str], None],
     held: Callable[[str], HeldRequests],
     on_unwanted: Callable[[list[str]], None],
+    bus_answers: Callable[[], bool],
 ) -> Probe[str]:
-    """By the ids of gateways. One that does not answer in time is gone as well. Those that are there are told what is
-    ``held`` of theirs, and tell what of it they do not wait for."""
+    """By the ids of gateways. One that does not answer in time is gone as well, where the ``bus_answers``: while it is
+    silent, so is everybody. Those that are there are told what is ``held`` of theirs, and tell what of it they do not
+    wait for."""
 
     def on_answer(unwanted: AbortRequests) -> None:
         if unwanted.request_ids:
@@ -111,4 +116,5 @@ def gateway_probe(
         AbortRequests,
         held,
         on_answer,
+        bus_answers=bus_answers,
     )

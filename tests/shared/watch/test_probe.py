@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
 
 import pytest
 
 from shared.bus import Bus, Subscription
+from shared.bus.lease import Lease
 from shared.errors import NobodyListensError, NoResponderError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
@@ -15,8 +17,10 @@ from shared.watch.probe import EXECUTOR_INTERVAL_S, GATEWAY_INTERVAL_S, MISSES, 
 from tests.services.gateway.live.test_tracker import Front, Peer, alive, front, peer
 from tests.shared.bus.servers import until
 from tests.shared.watch.test_stack_watch import INFO
+from tests.simulation.loop import VirtualLoop
 from tests.simulation.nats import MemoryServer
 from tests.simulation.nats.test_faults import in_virtual_time
+from tests.simulation.process import ProcessClock
 
 __all__ = ["front", "peer"]
 
@@ -140,6 +144,10 @@ def held(gateway_id: str) -> HeldRequests:
     return HeldRequests("executor-0", "epoch", [f"{gateway_id}-1", f"{gateway_id}-2"])
 
 
+def always() -> bool:
+    return True
+
+
 def answering(unwanted: list[str], told: list[HeldRequests]) -> Callable[[HeldRequests], Awaitable[AbortRequests]]:
     async def answer(held_there: HeldRequests) -> AbortRequests:
         told.append(held_there)
@@ -156,7 +164,8 @@ async def test_gateways_are_told_what_is_held_and_tell_what_they_do_not_wait_for
     for gateway_id, unwanted in (("a", ["a-2"]), ("b", [])):
         await two.serve(subjects.alive(gateway_id), HeldRequests, answering(unwanted, told))
     await two.flush()
-    running = asyncio.create_task(gateway_probe(one, lambda: ("a", "b"), gone.append, held, aborted.append).run())
+    probe = gateway_probe(one, lambda: ("a", "b"), gone.append, held, aborted.append, always)
+    running = asyncio.create_task(probe.run())
     await asyncio.sleep(2.5 * GATEWAY_INTERVAL_S)
     running.cancel()
     assert told == [held("a"), held("b")] * 2
@@ -179,8 +188,41 @@ async def test_a_gateway_that_does_not_answer_in_time_is_gone(server: MemoryServ
     await two.serve(subjects.alive("well"), HeldRequests, answering([], told))
     await two.flush()
     begun_s = now_s()
-    running = asyncio.create_task(gateway_probe(one, lambda: ("deaf", "well"), note, held, lambda _: None).run())
+    probe = gateway_probe(one, lambda: ("deaf", "well"), note, held, lambda _: None, always)
+    running = asyncio.create_task(probe.run())
     await asyncio.sleep(20 * GATEWAY_INTERVAL_S)
     running.cancel()
     assert gone_s == {"deaf": pytest.approx(MISSES * 2 * GATEWAY_INTERVAL_S, abs=0.1)}, "each time after a wait as long"
     assert len(told) == 10
+
+
+@in_virtual_time
+async def test_while_its_own_link_is_silent_nobody_is_gone(server: MemoryServer, one: Bus, two: Bus) -> None:
+    """Who ends meanwhile is gone soon after."""
+    told, gone = list[HeldRequests](), list[str]()
+    lease = Lease(one, "executor-0", ProcessClock(cast(VirtualLoop, asyncio.get_running_loop()), 0.0))
+    await lease.take(lambda _: None)
+    keeping = asyncio.create_task(lease.keep())
+    await two.serve(subjects.alive("well"), HeldRequests, answering([], told))
+    leaving = await two.serve(subjects.alive("leaving"), HeldRequests, answering([], told))
+    await two.flush()
+    names = "well", "leaving"
+    probe = gateway_probe(one, lambda: names, gone.append, held, lambda _: None, lambda: lease.is_answered)
+    running = asyncio.create_task(probe.run())
+    for silent_s in (4.5, 5.5, 6.5, 8.0, 12.0, 30.0, 100.0):  # in the last the connection is lost
+        await asyncio.sleep(3.1 * GATEWAY_INTERVAL_S)
+        server.link("one").cut()
+        await asyncio.sleep(silent_s)
+        server.link("one").heal()
+        await until(lambda: one.is_connected, 10)
+    assert one.reconnects == 1
+    assert not gone
+    server.link("one").cut()
+    await leaving.stop()
+    await asyncio.sleep(12.0)
+    server.link("one").heal()
+    num_told = len(told)
+    await asyncio.sleep(5 * GATEWAY_INTERVAL_S)
+    assert set(gone) == {"leaving"} and len(told) > num_told
+    for task in (running, keeping):
+        task.cancel()
