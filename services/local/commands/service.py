@@ -57,8 +57,8 @@ def _unit(is_user: bool, name: str, config: str | None, data_dir: Path | None, e
         raise typer.BadParameter(str(error)) from error
     folder = options.data_dir.expanduser().absolute()
     owner = None if is_user else getpass.getuser()
-    program = installed_program()
-    return SystemdUnit(name, program, options.config_file, folder, Path.cwd(), environment, options.drain_s, owner)
+    drain_s = options.drain_s + max(model.executor_drain_s for model in options.models)
+    return SystemdUnit(name, installed_program(), options.config_file, folder, Path.cwd(), environment, drain_s, owner)
 
 
 def _write(path: Path, text: str, force: bool) -> None:

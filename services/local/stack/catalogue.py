@@ -130,11 +130,13 @@ def _options_of_model(
 
 def _options_of(given: Mapping[str, Any], file: ConfigFile | None, environ: Mapping[str, str]) -> StackOptions:
     values = Sources(given, environ, file, (STACK,)).resolve(STACK_SETTINGS)
-    for table, settings in list(tables().items())[1:]:  # not only when their processes start
-        Sources({}, environ, file, (table,)).resolve(settings)
+    own = {  # not only when their processes start
+        table: Sources({}, environ, file, (table,)).resolve(settings) for table, settings in list(tables().items())[1:]
+    }
+    drain_s = own["executor"]["drain_on_stop_s"].value
     try:
         path = None if file is None else file.path.resolve()
-        return msgspec.structs.replace(composed(StackOptions, values), config_file=path)
+        return msgspec.structs.replace(composed(StackOptions, values), config_file=path, executor_drain_s=drain_s)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

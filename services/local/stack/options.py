@@ -59,6 +59,7 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "log_level")
     strategy: Strategy = Strategy()
     config_file: Path | None = None
+    executor_drain_s: float = 0.0  # as drain_on_stop_s of its executors says
     name: str = ""  # the model's in the stack; empty: by what it is
     tables: Mapping[str, Mapping[str, Any]] = {}  # settings that services of this model have of their own
     others: tuple[StackOptions, ...] = ()  # the stack with each of its other models

@@ -133,7 +133,8 @@ class ServiceCommands:
         for index, (name, share) in enumerate(zip(names, model.shares, strict=True)):
             own = {"executor_id": name, "threads": share.threads, "role": model.options.role(index)}
             command = self.command(model, name, "executor", **own)
-            commands.append(replace(command, environ={**command.environ, **share.environ}))
+            environ, grace_s = {**command.environ, **share.environ}, model.options.executor_drain_s + GRACE_S
+            commands.append(replace(command, environ=environ, grace_s=grace_s))
         return commands
 
     def command(self, model: ModelPlace, name: str, service: str, **own: Any) -> Command:

@@ -12,14 +12,15 @@ from services.local.command_group import MISUSE
 from shared.errors import StackError
 
 UNIT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-KILLED_AFTER_S = 30.0  # beyond what open answers have: executors, queue and bus end after the gateway
+KILLED_AFTER_S = 30.0  # beyond drain_s: executors, queue and bus end after the gateway
 ENVIRONMENT = "slackwater.env"  # in the user's configuration folder; nothing is wrong where it is not there
 
 
 @dataclass(frozen=True, slots=True)
 class SystemdUnit:
-    """Paths are absolute. ``config``: None where the stack has no configuration file. ``user``: whom a unit of the
-    system runs as; None for a unit of the user's own systemd."""
+    """Paths are absolute. ``config``: None where the stack has no configuration file. ``drain_s``: what open answers
+    have, and after them what runs on executors. ``user``: whom a unit of the system runs as; None for a unit of the
+    user's own systemd."""
 
     name: str
     program: Path

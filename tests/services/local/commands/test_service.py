@@ -29,7 +29,7 @@ def parsed(text: str) -> configparser.ConfigParser:
 def test_it_writes_a_unit_of_the_users_and_says_how_to_undo_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "slackwater.toml"
-    config.write_text('[stack]\nengine = "sim"\ndata_dir = "store"\ndrain_s = 7\n')
+    config.write_text('[stack]\nengine = "sim"\ndata_dir = "store"\ndrain_s = 7\n[executor]\ndrain_on_stop_s = 100\n')
     done = install(tmp_path, "--user")
     assert done.exit_code == 0, done.output
     path = tmp_path / ".config/systemd/user/slackwater.service"
@@ -38,7 +38,7 @@ def test_it_writes_a_unit_of_the_users_and_says_how_to_undo_it(tmp_path: Path, m
     assert words == ["up", "--config", str(config), "--data-dir", str(tmp_path / "store")]
     assert Path(program).name == "slackwater" and os.access(program, os.X_OK)
     assert unit["Service"]["WorkingDirectory"] == str(tmp_path)
-    assert unit["Service"]["KillMode"] == "mixed" and unit["Service"]["TimeoutStopSec"] == "37"
+    assert unit["Service"]["KillMode"] == "mixed" and unit["Service"]["TimeoutStopSec"] == "137"
     assert unit["Install"]["WantedBy"] == "default.target" and "User" not in unit["Service"]
     for words in (f"wrote     {path}", "systemctl --user enable --now slackwater", f"rm {path}", "enable-linger"):
         assert words in done.stdout

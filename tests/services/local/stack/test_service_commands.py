@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from services.gateway.http.server import LAST_WORDS_S
+from services.local.stack.catalogue import stack_options
 from services.local.stack.data_dir import DataDir
 from services.local.stack.gpu_pinning import VISIBLE, DeviceShare, device_shares, share_out, visible_gpus
 from services.local.stack.options import StackOptions
-from services.local.stack.processes.process import Command
+from services.local.stack.processes.process import GRACE_S, Command
 from services.local.stack.service_commands import ModelPlace, service_commands
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
@@ -173,6 +174,15 @@ def test_an_executor_starts_in_the_environment_of_its_place(tmp_path: Path) -> N
     commands = commands_of(options, *shares)
     environs = {command.name: dict(command.environ) for command in commands if command.environ}
     assert environs == {"executor-0": {"CUDA_VISIBLE_DEVICES": "0"}, "executor-1": {"CUDA_VISIBLE_DEVICES": "1"}}
+
+
+def test_executors_are_given_time_to_drain_and_more(tmp_path: Path) -> None:
+    (tmp_path / "slackwater.toml").write_text("[executor]\ndrain_on_stop_s = 60\n")
+    options = stack_options({"data_dir": tmp_path}, str(tmp_path / "slackwater.toml"), {})
+    by_name = {command.name: command for command in commands_of(options)}
+    assert by_name["executor-0"].grace_s == by_name["predictor"].grace_s + 60
+    said = stack_options({"data_dir": tmp_path}, "", {"SLACKWATER_DRAIN_ON_STOP_S": "70"})
+    assert {command.name: command for command in commands_of(said)}["executor-0"].grace_s == GRACE_S + 70
 
 
 def test_the_gateway_is_given_time_to_drain_and_more(tmp_path: Path) -> None:

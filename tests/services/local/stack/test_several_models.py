@@ -9,7 +9,7 @@ from services.local.stack.catalogue import stack_options
 from services.local.stack.data_dir import DataDir
 from services.local.stack.gpu_pinning import DeviceShare, shares_of_models
 from services.local.stack.options import StackOptions
-from services.local.stack.processes.process import Command
+from services.local.stack.processes.process import GRACE_S, Command
 from services.local.stack.service_commands import ModelPlace, prepare_command, service_commands
 from shared.bus.address import BusAddress
 from shared.bus.permissions import BusRole
@@ -120,6 +120,12 @@ def test_a_models_own_table_says_what_its_executors_are_for(tmp_path: Path) -> N
     text = '[strategy]\npreset = "ooco"\n' + text.replace("[models.executor]", "strict = 1\n[models.executor]")
     roles = [setting(each, "role") for each in commands_of(options_of(tmp_path, text), tmp_path).values()]
     assert [role for role in roles if role] == ["strict", "relaxed"]
+
+
+def test_executors_have_as_long_to_drain_as_their_models_say(tmp_path: Path) -> None:
+    text = '[executor]\ndrain_on_stop_s = 20\n[[models]]\nmodel = "a"\n[[models]]\nmodel = "b"\n'
+    commands = commands_of(options_of(tmp_path, text + "[models.executor]\ndrain_on_stop_s = 60\n"), tmp_path)
+    assert [commands[f"executor-{name}-0"].grace_s - GRACE_S for name in "ab"] == [20, 60]
 
 
 def test_command_line_and_environment_hold_for_every_model(tmp_path: Path) -> None:
