@@ -1,5 +1,6 @@
 """The part of a batch that waits in memory; the rest waits in the stream."""
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 
@@ -37,9 +38,10 @@ class BatchFeed:
         """Bytes, as ``BatchProgress.held_bytes`` counts them; it may change at any time."""
         return self._tools.room.of(self._progress.held_bytes)
 
-    async def fill(self, is_cancelled: Callable[[], bool]) -> None:
-        """Up to the room, where less than half of it is in use; the next call goes on from there. Raises BusError; then
-        what was read last is not in the pool, and only a new feed, with new progress, hands all of it over."""
+    async def fill(self, is_cancelled: Callable[[], bool], turn: asyncio.Event | None = None) -> None:
+        """Up to the room, where less than half of it is in use; the next call goes on from there. ``turn``: what is
+        read before waits for it, outside the pool. Raises BusError; then what was read last is not in the pool, and
+        only a new feed, with new progress, hands all of it over."""
         if not self.is_low:
             return
         group: list[OfflineRequest] = []
@@ -57,19 +59,23 @@ class BatchFeed:
                     group.append(request)
                 is_full = self._progress.held_bytes >= self._room
                 if is_full or len(group) == GROUP_REQUESTS:
-                    self._hand_over(group, is_cancelled)
+                    await self._hand_over(group, is_cancelled, turn)
                     group = []
                 if is_full or is_cancelled():
                     return
         self.is_exhausted = True
-        self._hand_over(group, is_cancelled)
+        await self._hand_over(group, is_cancelled, turn)
 
     def start_over(self) -> None:
         """Requests were stored again; those that the pool has are not handed over twice."""
         self._next_sequence, self.is_exhausted = 1, False
 
-    def _hand_over(self, group: list[OfflineRequest], is_cancelled: Callable[[], bool]) -> None:
+    async def _hand_over(
+        self, group: list[OfflineRequest], is_cancelled: Callable[[], bool], turn: asyncio.Event | None
+    ) -> None:
         """A result may have come since the request was read, or a cancellation."""
+        if turn is not None:
+            await turn.wait()
         group = [request for request in group if self._progress.is_open(request.line)]
         if group and not is_cancelled():
             self._tools.pool.add(group)

@@ -37,7 +37,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # on a disk, or in this user's part of i
 NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)  # for this process, or on this machine
 NO_FOLDER = (errno.ENOENT,)  # where Python tries one for temporary files, it says so for each of the others as well
 MAY_PASS = NO_ROOM + NO_MORE_FILES + NO_FOLDER  # temporary files may be had again
-LOST_WITH_INPUT = "the store has lost the request, and its input file is deleted"
+LOST_WITH_INPUT = "the store has lost the request, and its input file is gone"
 
 
 class BatchLife:
@@ -153,11 +153,14 @@ class BatchLife:
             self._discard_held()
             raise
 
-    async def admit(self) -> None:
-        """Learn what is done, and hand the rest to the pool, as far as there is room. Does nothing for a batch that
-        is not at work, or was admitted. Raises BusError; then it can be called again."""
-        if self.record.status not in AT_WORK or self.progress is not None:
-            return
+    async def admit(self, turn: asyncio.Event | None = None) -> None:
+        """Learn what is done, and hand the rest to the pool, as far as there is room, from its ``turn`` on. Does
+        nothing for a batch that is not at work, or was admitted. Raises BusError; then it can be called again."""
+        if self.record.status in AT_WORK and self.progress is None:
+            async with self._tools.admissions:
+                await self._admit(turn)
+
+    async def _admit(self, turn: asyncio.Event | None) -> None:
         bus, of_model, batch_id = self._tools.bus, self._tools.of_model, self.record.id
         progress = BatchProgress(batch_id, self._tools.room)
         try:
@@ -175,7 +178,7 @@ class BatchLife:
             async for failure in bus.read(subjects.RESULTS_STREAM, *failures):
                 self.add_failure(failure)
             if not self._is_expired():
-                await self._feed.fill(lambda: self._is_cancelled)
+                await self._feed.fill(lambda: self._is_cancelled, turn)
         except Exception:
             self._forget()
             raise

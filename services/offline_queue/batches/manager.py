@@ -102,9 +102,7 @@ class BatchManager:
                 self._lives[record.id] = BatchLife(self.tools, record)
             else:
                 self._elsewhere[record.id] = record
-        for life in self._in_order():
-            with contextlib.suppress(Exception):  # its run will say so
-                await life.admit()
+        await self._admit()
         if self._lives:
             logger.info("batches recovered", extra={"batches": len(self._lives), "lines": self.stats().lines_open})
 
@@ -181,6 +179,16 @@ class BatchManager:
 
     def _in_order(self) -> list[BatchLife]:
         return sorted(self._lives.values(), key=lambda life: (life.record.created_at, life.record.id))
+
+    async def _admit(self) -> None:
+        """All that are at work, side by side: of thousands each waits for the bus some ten times. Who is before another
+        one asks first for its place, so that no one waits for a turn behind those that have none."""
+        turn = asyncio.Event()
+        turn.set()
+        async with asyncio.TaskGroup() as group:
+            for life in self._in_order():
+                own, turn = turn, asyncio.Event()
+                group.create_task(_admit_in_turn(life, own, turn))
 
     async def _watch_batches(self, group: asyncio.TaskGroup) -> None:
         async for entry in self.tools.batches.watch():
@@ -267,6 +275,13 @@ class BatchManager:
     async def _is_cleared(self, batch_id: str) -> bool:
         entry = await self.tools.batches.get(batch_id)
         return entry.value is not None and entry.value.cleared
+
+
+async def _admit_in_turn(life: BatchLife, turn: asyncio.Event, next_turn: asyncio.Event) -> None:
+    with contextlib.suppress(Exception):  # its run will say so
+        await life.admit(turn)
+    await turn.wait()
+    next_turn.set()
 
 
 def _at_work(entry: Entry[BatchRecord]) -> BatchRecord | None:

@@ -17,12 +17,14 @@ from shared.protocol.subjects import ModelSubjects
 from shared.text.tokenizer import Tokenizer
 
 MOST_READ = 256  # input files at a time; the bus has 1,000 places for readers of all processes (shared/bus/pulls.py)
+MOST_ADMITTED = 16  # batches at a time; each may have 16 MiB of its results in memory meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTools:
     """``reading``: batches take turns by the group of lines that they read, first come, first served; ``places``: so
-    many of them, since each keeps a reader of the bus."""
+    many of them, since each keeps a reader of the bus; ``admissions``: so many batches that learn what is done of
+    them."""
 
     bus: Bus
     of_model: ModelSubjects
@@ -40,6 +42,7 @@ class BatchTools:
     spending: BatchSpending
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_READ))
+    admissions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_ADMITTED))
 
     def stored(self, batch_id: str) -> tuple[tuple[str, str], ...]:
         """The streams, and by which subjects they have what a batch has there; ``*``: of all batches."""

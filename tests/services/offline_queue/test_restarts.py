@@ -5,7 +5,7 @@ import base64
 import contextlib
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from services.offline_queue.batches import ingest, life
 from services.offline_queue.batches import lines as batch_lines
 from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.files import BatchOutputs
-from services.offline_queue.batches.lines import lines_object
+from services.offline_queue.batches.lines import BatchLine, LineSpool, lines_object
 from services.offline_queue.batches.manager import BatchManager
-from shared.bus import Bus, GrowingObject
+from shared.bus import Bus, GrowingObject, Objects
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
 from shared.protocol import subjects
@@ -525,3 +525,23 @@ def nats_server(port: int, folder: Path) -> Iterator[None]:
     finally:
         process.kill()
         process.wait(10)
+
+
+async def test_batches_are_taken_up_side_by_side_in_their_order(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first here waits for the last; what is to run of it comes first all the same."""
+    ids = [await desk.submit([chat_line("a"), chat_line("b")]) for _ in range(3)]
+    async with desk.running(permits=0):
+        for each in ids:
+            await desk.until_status(each, "in_progress")
+    read, last_is_read = LineSpool.read, asyncio.Event()
+
+    async def read_late(objects: Objects, batch_id: str, tell: Callable[[BatchLine], None]) -> LineSpool:
+        if batch_id == ids[-1]:
+            last_is_read.set()
+        elif batch_id == ids[0]:
+            await asyncio.wait_for(last_is_read.wait(), TIMEOUT_S)
+        return await read(objects, batch_id, tell)
+
+    monkeypatch.setattr(LineSpool, "read", read_late)
+    async with desk.running(permits=0) as (_, pool):
+        assert pool.added == [f"{each}.{line}" for each in ids for line in (1, 2)]
