@@ -17,6 +17,7 @@ from tests.checker.violation import Limits, Violation
 FINAL = frozenset({"completed", "failed", "expired", "cancelled"})
 STAGES = {"validating": 0, "in_progress": 1, "finalizing": 2, "cancelling": 2, **dict.fromkeys(FINAL, 3)}
 NOT_RUN = frozenset({"batch_cancelled", "batch_expired"})
+LOST = "the store has lost the request, and its input file is gone"
 
 
 def check_batches(history: History, limits: Limits) -> Iterator[Violation]:
@@ -76,7 +77,8 @@ def _broken_order(batch: Batch) -> Iterator[Violation]:
 
 def _check_files(batch: Batch, may_have_lost: bool = False) -> Iterator[Violation]:
     """``may_have_lost``: the bus may have forgotten that it was cancelled. It goes on then, and lines that were written
-    as not run have failed; or it fails, since its requests are gone, and what is in the files stays."""
+    as not run have failed; or it fails, since its requests are gone, and what is in the files stays. Where it has
+    forgotten requests and the input file, those lines fail."""
     is_resumed, is_cut = (may_have_lost and batch.status == status for status in ("completed", "failed"))
     output, errors = _parsed(batch.output), _parsed(batch.errors)
     if output is None or errors is None:
@@ -90,7 +92,8 @@ def _check_files(batch: Batch, may_have_lost: bool = False) -> Iterator[Violatio
     for what, ids in (("missing", missing), ("doubled", doubled), ("of another batch", foreign)):
         if ids and not (is_cut and ids is missing):
             yield Violation("each line has one result", f"{len(ids)} {what}: {', '.join(ids[:5])}", batch)
-    yield from _wrong_results(batch, output, errors)
+    run = [result for result in errors if not (may_have_lost and _is_lost(result))]
+    yield from _wrong_results(batch, output, run)
     if is_cut:
         return
     yield from _wrong_counts(batch, output, [result for result in errors if is_resumed or not _has_not_run(result)])
@@ -121,6 +124,10 @@ def _wrong_results(batch: Batch, output: list[dict[str, Any]], errors: list[dict
         is_meant = line is None or line.end is LineEnd.FAILED or _has_not_run(result)
         if not is_meant:
             yield Violation("each line ends as it should", f"{result['custom_id']} failed: {result}", batch)
+
+
+def _is_lost(result: dict[str, Any]) -> bool:
+    return bool(result["response"]) and result["response"]["body"]["error"]["message"] == LOST
 
 
 def _has_not_run(result: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from services.offline_queue.batches.life import LOST_WITH_INPUT
 from tests.checker.check import violations
 from tests.checker.history import (
     Batch,
@@ -335,6 +336,12 @@ CUT = make_batch(
     errors=[],
     states=[BatchState(1.0, "cancelling", 3, 1, 0), BatchState(2.0, "failed", 3, 0, 0)],
 )
+LINE_LOST = {"status_code": 500, "body": {"error": {"message": LOST_WITH_INPUT}}}
+LINES_LOST = make_batch(
+    output=[answered("a")],
+    errors=[json.dumps({"custom_id": "b", "response": LINE_LOST, "error": None}), failed("c")],
+    states=[BatchState(1.0, "in_progress", 3, 0, 0), BatchState(2.0, "completed", 3, 1, 2)],
+)
 UNDONE = make_batch(states=[*final("completed"), *final("404")])
 
 
@@ -348,6 +355,7 @@ UNDONE = make_batch(states=[*final("completed"), *final("404")])
         ({"batches": UNDONE}, 1.5, 3.0),
         ({"batches": RESUMED}, 1.5, 3.0),
         ({"batches": CUT}, 1.5, 3.0),
+        ({"batches": LINES_LOST}, 1.5, 3.0),
     ],
 )
 def test_what_a_power_cut_took_before_it_was_synced_may_be_gone_and_nothing_else(
