@@ -80,6 +80,7 @@ class SloBudgets:
         keeper = self._keepers.get(info.profile_key)
         if keeper is not None:
             keeper.info = info
+            _warn(keeper)
             self._published.pop(info.profile_key, None)  # the bus may have lost its store
             await self._publish(keeper)
             return
@@ -91,6 +92,7 @@ class SloBudgets:
         if record is not None:
             keeper.on_found(rename(record, slos), self._clock.monotonic_s())
         self._keepers[info.profile_key] = keeper
+        _warn(keeper)
         await self._publish(keeper)
 
     def details(self) -> Details:
@@ -244,6 +246,11 @@ class SloBudgets:
 
 def _key(keeper: SloKeeper) -> str:
     return slo_profile_key(keeper.info.profile_key, (slo.expr for slo in keeper.slos), Knob.BUDGET_MS)
+
+
+def _warn(keeper: SloKeeper) -> None:
+    if keeper.ignored:
+        logger.warning(keeper.ignored, extra=_ids(keeper))
 
 
 def _ids(keeper: SloKeeper, error: Exception | None = None) -> dict[str, str]:

@@ -147,7 +147,16 @@ class SloKeeper:
         profiled_ms, at_s, why = (record.value, record.profiled_at_s, record.why) if record else (None, None, "")
         held_to = (budget.latency_budget_ms, budget.source, self._measured(now_s))
         profiled, slos = (profiled_ms, at_s, why), [slo.expr for slo in self.slos]
-        return SloStatus(self.info.profile_key, self._state(), *held_to, *profiled, self._note(unix_s), slos)
+        note = "; ".join(filter(None, (self._note(unix_s), self.ignored)))
+        return SloStatus(self.info.profile_key, self._state(), *held_to, *profiled, note, slos)
+
+    @property
+    def ignored(self) -> str:
+        """What of its executors' settings gives way to SLOs, in words; empty where nothing does."""
+        fixed_ms = self.info.strategy.budget_ms
+        if not (self.slos and fixed_ms):
+            return ""
+        return f"budget_ms {fixed_ms:g} of its executors gives way to the SLOs: leave one of them out"
 
     @property
     def _why_never(self) -> str:

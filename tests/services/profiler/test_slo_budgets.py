@@ -29,6 +29,7 @@ from shared.protocol.profiling.slo_profile import (
     WorkloadFacts,
     slo_profile_key,
 )
+from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import KEY, executor_info, until
 from tests.services.profiler.test_slo_keeper import model
 
@@ -245,6 +246,15 @@ async def test_a_published_model_that_is_none_ends_nothing(
 
 
 @pytest.mark.slow
+async def test_a_fixed_budget_that_gives_way_to_slos_is_told_at_the_start(
+    stack: Stack, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    budgets = await start(SLO)
+    assert "gives way" not in caplog.text
+    await budgets.admit(msgspec.structs.replace(INFO, strategy=Strategy.of("hygen", budget_ms=12.5)))
+    assert "budget_ms 12.5 of its executors gives way to the SLOs" in caplog.text
+
+
 async def test_who_asks_gets_a_search_of_any_slos_or_why_there_is_none(stack: Stack, start: Start) -> None:
     await start("")
     assert "the stack keeps no SLOs" in (await stack.profile()).error

@@ -344,6 +344,18 @@ def test_a_strategy_without_a_latency_budget_is_searched_for_none(strategy: Stra
     assert kept.search_because(21.0, BEGIN_S + 21) == "first"
 
 
+def test_a_fixed_budget_gives_way_to_slos_and_it_is_said() -> None:
+    """Services that are started one by one may have both."""
+    kept = keeper(info=msgspec.structs.replace(executor_info(), strategy=Strategy.of("hygen", budget_ms=12.5)))
+    status = kept.status(0.0, BEGIN_S)
+    assert (kept.budget().latency_budget_ms, status.state) == (30.0, SloState.WAITING)
+    assert status.note == "budget_ms 12.5 of its executors gives way to the SLOs: leave one of them out"
+    kept.on_failed("no core")
+    assert kept.status(0.0, BEGIN_S).note == f"the search failed: no core; {status.note}"
+    kept.info = executor_info()
+    assert kept.status(0.0, BEGIN_S).note == "the search failed: no core"
+
+
 def test_a_record_of_the_same_slos_in_another_spelling_is_ours() -> None:
     kept = keeper()
     kept.model = model()
