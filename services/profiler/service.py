@@ -57,7 +57,6 @@ class Profiler(Service):
         self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
         self._measured: dict[str, tuple[ExecutorInfo, SweepRecord]] = {}  # measured or replayed here; one of each kind
         self._confirming: set[str] = set()  # profile keys
-        self._budgeted: dict[str, BudgetRecord] = {}  # by profile key, what it last got from this process
         self._executors: Bucket[ExecutorInfo]
         self._models: Bucket[LatencyModelRecord]
         self._budgets: Bucket[BudgetRecord]
@@ -213,16 +212,13 @@ class Profiler(Service):
         fixed_ms, tolerance = strategy.budget_ms, None if strategy.budget_ms else strategy.tolerance
         source = BudgetSource.FIXED if fixed_ms else BudgetSource.TOLERANCE
         budget = BudgetRecord(profile_key, fixed_ms, source, strategy.idle_budget_ms, tolerance)
-        published = None
         with suppress(NotFoundOnBusError):
             published = (await self._budgets.get(profile_key)).value
-        if published is not None and self._budgeted.get(profile_key) == budget:
-            return  # perhaps what a live search has found since
-        self._budgeted[profile_key] = budget
-        if published != budget:
-            await self._budgets.put(profile_key, budget)
-            figures = {"latency_budget_ms": fixed_ms, "tolerance": tolerance}
-            logger.info("budget published", extra={"profile_key": profile_key, **figures})
+            if published is not None and published.without_live_searches == budget:
+                return
+        await self._budgets.put(profile_key, budget)
+        figures = {"latency_budget_ms": fixed_ms, "tolerance": tolerance}
+        logger.info("budget published", extra={"profile_key": profile_key, **figures})
 
 
 def _ids(info: ExecutorInfo, error: Exception | None = None) -> dict[str, str]:

@@ -96,10 +96,12 @@ def test_where_nothing_can_be_kept_offline_work_runs_alone(sim_stack: LocalStack
     assert done.returncode == 3, done.stderr
     assert "cannot be kept even without offline work: ttft_p99<=0.1ms (at best " in done.stdout
     budget = budget_of(sim_stack)
-    assert (budget.latency_budget_ms, budget.idle_budget_ms, budget.source) == (0.0, 80.0, "slo")
+    assert budget == BudgetRecord(before.profile_key, 0.0, "slo", 80.0, before=before)
     shown = sim_stack.run("profile", "--json", "-")
     record = msgspec.json.decode(shown.stdout, type=SloProfileRecord)
     assert shown.returncode == 3 and not record.reachable and record.runs_on == "live"
+    assert sim_stack.run("profile", "--undo").returncode == 0
+    assert budget_of(sim_stack) == before
     with_budgets(sim_stack, lambda budgets: budgets.put(first.profile_key, first))  # for those after it
 
 
@@ -107,6 +109,7 @@ def test_where_nothing_can_be_kept_offline_work_runs_alone(sim_stack: LocalStack
 @pytest.mark.timed
 def test_a_live_search_sets_the_budget_that_it_found(sim_stack: LocalStack, workload: tuple[str, ...]) -> None:
     sim_stack.wait_healthy()
+    before = budget_of(sim_stack)
     done = sim_stack.run("profile", *workload, "--slo", "tbt_mean<=1.7x", "--precision", "0.4", "--json", "-")
     assert done.returncode == 0, done.stderr
     record = msgspec.json.decode(done.stdout, type=SloProfileRecord)
@@ -114,7 +117,9 @@ def test_a_live_search_sets_the_budget_that_it_found(sim_stack: LocalStack, work
     found = next(trial for trial in record.trials if trial.value == record.value)
     assert found.met and found.offline_tokens_per_s > 0
     assert record.value == max(trial.value for trial in record.trials if trial.met)
-    assert budget_of(sim_stack) == BudgetRecord(record.profile_key, record.value, "slo")
+    assert budget_of(sim_stack) == BudgetRecord(
+        record.profile_key, record.value, "slo", before=before.without_live_searches
+    )
     assert msgspec.json.decode(sim_stack.run("profile", "--json", "-").stdout, type=SloProfileRecord) == record
 
 

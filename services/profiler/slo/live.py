@@ -156,8 +156,9 @@ class LiveTrials:
             )
 
     async def _set(self, budget_ms: float, source: BudgetSource) -> None:
-        profile_key = self.info.profile_key
-        before = self._before if source is BudgetSource.PROFILING else None
+        profile_key, before = self.info.profile_key, self._before
+        if before is not None and source is not BudgetSource.PROFILING:
+            before = before.without_live_searches
         budget = BudgetRecord(profile_key, budget_ms, source, self._idle_budget_ms, before=before)
         async with self._setting:
             revision = await self._budgets.put(profile_key, budget)

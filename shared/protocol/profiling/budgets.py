@@ -25,7 +25,7 @@ class BudgetRecord(msgspec.Struct, frozen=True):
     """The latency budget of one step. ``idle_budget_ms``: while no online request is held, where it is more; 0 is as
     ``Strategy.idle_budget_ms``. ``tolerance``: in its place, the share of the time that online tokens take alone by
     which offline work may make them come later. ``before``: while a live search has it to itself, what the stack has
-    again after it."""
+    again after it; of what a live search has found, what the stack had without."""
 
     profile_key: ProfileKey
     latency_budget_ms: Amount
@@ -33,6 +33,11 @@ class BudgetRecord(msgspec.Struct, frozen=True):
     idle_budget_ms: Amount = 0.0
     tolerance: Amount | None = None
     before: BudgetRecord | None = None
+
+    @property
+    def without_live_searches(self) -> BudgetRecord:
+        """What the stack has where no live search is there, nor what one has found."""
+        return self if self.before is None else self.before.without_live_searches
 
 
 class SloState(enum.StrEnum):

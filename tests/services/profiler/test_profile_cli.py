@@ -16,7 +16,7 @@ from services.local.cli import app
 from services.local.commands.profile.live import _executor
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.profiling.budgets import BudgetSource, SloReport, SloState, SloStatus
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource, SloReport, SloState, SloStatus
 from shared.protocol.profiling.slo_profile import (
     Knob,
     ProfileReply,
@@ -186,6 +186,33 @@ async def test_a_new_search_is_asked_for_over_the_bus(bus: Bus, nats_url: str) -
     assert msgspec.json.decode(done.stdout, type=SloProfileRecord).value == 50.0
     assert asked == [ProfileRequest(slos=["tbt_mean<=50ms"]), ProfileRequest()]
     assert refused.exit_code == 1 and "the profiler did not search: no SLO is kept" in refused.stderr
+
+
+async def test_what_a_live_search_has_set_is_taken_back(bus: Bus, nats_url: str) -> None:
+    """Also where the stack had what an earlier one had found; a search that runs keeps its own."""
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    fixed = BudgetRecord("a", 40.0, BudgetSource.FIXED, 60.0)
+    tolerance = BudgetRecord("b", 0.0, BudgetSource.TOLERANCE, tolerance=0.02)
+    searching = BudgetRecord("c", 9.0, BudgetSource.PROFILING, before=BudgetRecord("c", 40.0, BudgetSource.FIXED))
+    of_slos = BudgetRecord("d", 30.0, BudgetSource.SLO)
+    for budget in (
+        BudgetRecord("a", 25.0, BudgetSource.SLO, before=fixed),
+        BudgetRecord("b", 25.0, BudgetSource.SLO, before=tolerance),
+        searching,
+        of_slos,
+    ):
+        await budgets.put(budget.profile_key, budget)
+    done = await asyncio.to_thread(profile, "--nats", nats_url, "--undo")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines() == ["a: 40 ms again (fixed)", "b: 2% later again (tolerance)"]
+    assert {entry.key: entry.value for entry in await budgets.entries()} == {
+        "a": fixed,
+        "b": tolerance,
+        "c": searching,
+        "d": of_slos,
+    }
+    nothing = await asyncio.to_thread(profile, "--nats", nats_url, "--undo")
+    assert nothing.exit_code == 1 and "no budget that a search by --live has found" in nothing.stderr
 
 
 async def test_a_live_search_passes_over_who_ended_without_a_sign_off(bus: Bus) -> None:

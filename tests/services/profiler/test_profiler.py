@@ -125,13 +125,27 @@ async def test_the_budget_is_that_of_the_executor_that_came_last(
 
         async with MeasuringExecutor(bus, again) as executor:
             await until(lambda: has(BudgetRecord(KEY, 0.0, "tolerance", tolerance=0.02)), timeout_s=10.0)
-            found = BudgetRecord(KEY, 25.0, BudgetSource.SLO)  # of a live search
-            await budgets.put(KEY, found)
+            await budgets.put(KEY, BudgetRecord(KEY, 25.0, BudgetSource.FIXED))
             executor.info = replace(again, epoch="epoch-3")
             await executor.register()
-            await until(lambda: service._measured[KEY][0].epoch == "epoch-3")
-            await asyncio.sleep(0.1)
-            assert await has(found)
+            await until(lambda: has(BudgetRecord(KEY, 0.0, "tolerance", tolerance=0.02)), timeout_s=10.0)
+
+
+@pytest.mark.parametrize("source", [BudgetSource.PROFILING, BudgetSource.SLO])
+async def test_what_a_live_search_has_set_outlives_the_profiler(
+    bus: Bus, tmp_path: Path, predictor: Predictor, source: BudgetSource
+) -> None:
+    """One that runs, or one that has ended. Until the settings give another one."""
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    given, earlier = BudgetRecord(KEY, 40.0, BudgetSource.FIXED), BudgetRecord(KEY, 30.0, BudgetSource.SLO)
+    before = replace(earlier, before=given) if source is BudgetSource.PROFILING else given
+    set_live = BudgetRecord(KEY, 25.0, source, before=before)
+    await budgets.put(KEY, set_live)
+    for budget_ms, then in ((40.0, set_live), (50.0, BudgetRecord(KEY, 50.0, BudgetSource.FIXED))):
+        service, info = profiler(bus, tmp_path), executor_info(strategy=Strategy.of(budget_ms=budget_ms))
+        async with running(service), MeasuringExecutor(bus, info):
+            await until(lambda: is_done(service))  # noqa: B023
+            assert await budget_of(bus) == then
 
 
 @pytest.mark.parametrize("slo", ["", "tbt_mean<=30ms"])

@@ -25,7 +25,7 @@ from shared.errors import NoResponderError, NotFoundOnBusError, StackError
 from shared.process.file_limit import raise_file_limit
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.profiling.budgets import SloReport, SloState
+from shared.protocol.profiling.budgets import BudgetRecord, BudgetSource, SloReport, SloState
 from shared.protocol.profiling.latency_models import LatencyModelRecord
 from shared.protocol.profiling.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 from shared.protocol.services import is_queue_at_work
@@ -98,6 +98,20 @@ async def profile_live(
             for note in trials.notes:
                 console.print(f"note: {note}", markup=False)
         return await _record(bus, search, plan, info, is_whole=stopped_by is None), stopped_by
+
+
+async def undo_live(stack: BusOptions) -> list[BudgetRecord]:
+    """The budgets that hold from now on in place of those that live searches had found. Raises StackError where there
+    is none to replace."""
+    async with stack.bus(ASKER) as bus:
+        budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+        entries = [(each.value, each.revision) for each in await budgets.entries() if each.value is not None]
+        found = [each for each in entries if each[0].before is not None and each[0].source is BudgetSource.SLO]
+        if not found:
+            raise StackError("the stack has no budget that a search by --live has found")
+        for budget, revision in found:
+            await budgets.update(budget.profile_key, budget.without_live_searches, revision)
+    return [budget.without_live_searches for budget, _ in found]
 
 
 async def _record(
