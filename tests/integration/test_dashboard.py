@@ -432,3 +432,25 @@ def test_of_several_models_one_is_chosen_or_all(rig_of_two: GatewayRig, chrome: 
 def test_of_one_model_there_is_nothing_to_choose(seen: Watched) -> None:
     expect(seen.page.locator("#model")).to_have_text(MODEL)
     expect(seen.page.locator("#models")).to_be_hidden()
+
+
+def test_deadlines_are_shown_and_slos_that_no_budget_keeps(chrome: Browser, tmp_path: Path) -> None:
+    preset = ("--preset", "bros", "--ttft-slo-ms", "800", "--tpot-slo-ms", "150")
+    with GatewayRig(tmp_path) as rig:
+        rig.start_executor("executor-0", *preset)
+        rig.start_offline_queue(*preset)
+        rig.start_gateway("--require-keys", "never")
+        rig.wait_ready()
+        assert rig.complete().status_code == 200
+        with watched(chrome, rig.url) as page_of_bros:
+            page = page_of_bros.page
+            expect(page.locator("#no-budget")).to_contain_text(
+                "First tokens are due within 800 ms, later ones within 150 ms"
+            )
+            expect(page.locator(".tile", has_text="Time to first token")).to_contain_text("due within 800 ms")
+            expect(page.locator("figure", has_text="Time between tokens")).to_contain_text("due150 ms")
+            rig.start_predictor()
+            rig.start_profiler("--slo", "ttft_p99<=5s")
+            expect(page.locator("#budgets")).to_contain_text("preset bros has no latency budget to keep them")
+            expect(page.locator("#budgets")).to_contain_text("ttft_p99<=5s")
+            assert page.evaluate("violations") == [] and page_of_bros.complaints == []

@@ -153,6 +153,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     batches: list[BatchState]
     ended: list[BatchState]
     budgets: list[BudgetState]  # of the kinds of executors that live
+    slos: list[SloStatus]  # of those of them that have no budget
     http: HttpState  # of this gateway
     processes: list[ProcessState]
 
@@ -178,6 +179,7 @@ def snapshot_of(part: Part, parts: Parts, answers: StackAnswers, http: HttpState
         batches=_open(view.batches, parts),
         ended=_ended(view.ended, parts),
         budgets=[BudgetState.of(record, answers) for key, record in view.budgets.items() if key in profile_keys],
+        slos=[status for key, status in answers.slos.items() if key in profile_keys and key not in view.budgets],
         http=http,
         processes=[ProcessState.of(each, answers.restarts.get(each.name, 0)) for each in answers.processes],
     )

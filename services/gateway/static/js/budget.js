@@ -2,7 +2,7 @@
 
 import { byId, element, KeyedList, row, setAttribute, setText } from "./dom.js";
 import { count, duration, figure, latencyText, UNKNOWN } from "./format.js";
-import { outcome } from "./slo.js";
+import { dueMs, outcome } from "./slo.js";
 
 const SOURCES = {
   fixed: "as the setting budget_ms has it",
@@ -13,16 +13,24 @@ const SOURCES = {
   profiling: "of a live search that runs now",
 };
 const WITHOUT_BUDGET = "decides by itself how much offline work a step takes: it has no latency budget to show.";
+const NO_BUDGET = { latency_budget_ms: null, tolerance: null, idle_budget_ms: 0, source: "the preset has none", profile: null };
 
 export class Budgets {
   #cards = new KeyedList(byId("budgets"), createCard);
 
   show(now) {
-    this.#cards.show(now.budgets, (budget) => budget.profile_key);
+    const kept = now.slos.map((slo) => ({ ...NO_BUDGET, profile_key: slo.profile_key, slo }));
+    this.#cards.show([...now.budgets, ...kept], (budget) => budget.profile_key);
     const none = byId("no-budget");
     none.hidden = now.budgets.length > 0;
-    setText(none, now.preset ? `The preset ${now.preset} ${WITHOUT_BUDGET}` : "No budget has been published yet.");
+    const preset = `The preset ${now.preset} ${WITHOUT_BUDGET}${dueText(now)}`;
+    setText(none, now.preset ? preset : "No budget has been published yet.");
   }
+}
+
+function dueText(now) {
+  const [first, later] = [dueMs(now, "ttft"), dueMs(now, "tbt")];
+  return first === null ? "" : ` First tokens are due within ${latencyText(first)}, later ones within ${latencyText(later)} each.`;
 }
 
 function createCard() {

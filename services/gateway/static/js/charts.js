@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { count, figure, latencyText, percent, short } from "./format.js";
-import { verdictsOf } from "./slo.js";
+import { dueMs, verdictsOf } from "./slo.js";
 
 const noRequest = (span) => `No online request in the last ${span}.`;
 const noExecutor = (span) => `No executor in the last ${span}.`;
@@ -145,13 +145,16 @@ function shownSlo(now, metric) {
   return verdicts.find((verdict) => verdict.statistic === "p99") ?? verdicts[0];
 }
 
-// Its bound at each time.
+// Its bound at each time, or the deadline.
 function bound(history, now, metric) {
-  const boundMs = shownSlo(now, metric)?.bound_ms ?? null;
+  const boundMs = shownSlo(now, metric)?.bound_ms ?? dueMs(now, metric);
   return history.unix_s.map(() => boundMs);
 }
 
-const boundName = (now, metric) => `SLO ${shownSlo(now, metric)?.statistic ?? ""}`.trim();
+function boundName(now, metric) {
+  const slo = shownSlo(now, metric);
+  return !slo && dueMs(now, metric) !== null ? "due" : `SLO ${slo?.statistic ?? ""}`.trim();
+}
 
 function kvShares(history) {
   const owners = ["online", "shared", "offline", "paused", "cached", "empty"].map((owner) => history[`kv_${owner}`]);

@@ -5,7 +5,15 @@ const SAME = { itl: "tbt", avg: "mean", median: "p50" };
 
 // Of all kinds of executors: { expr, metric, statistic, bound_ms, value_ms, met }.
 export function verdicts(now) {
-  return now.budgets.flatMap((budget) => (budget.slo?.measured ?? []).map(parsed));
+  const statuses = [...now.budgets.map((budget) => budget.slo), ...now.slos];
+  return statuses.flatMap((status) => (status?.measured ?? []).map(parsed));
+}
+
+// Within how many ms first tokens ("ttft") or later ones ("tbt") are due, where executors go by deadlines: the least of all; else null.
+export function dueMs(now, metric) {
+  const strategies = now.executors.map(({ beat }) => beat.info.strategy).filter((strategy) => strategy.latency_budget === "deadline");
+  const due = strategies.map((strategy) => (metric === "ttft" ? strategy.ttft_slo_ms : strategy.tpot_slo_ms));
+  return due.length ? Math.min(...due) : null;
 }
 
 export const verdictsOf = (now, metric) => verdicts(now).filter((verdict) => verdict.metric === metric);

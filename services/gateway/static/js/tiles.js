@@ -2,7 +2,7 @@
 
 import { element, setAttribute, setText } from "./dom.js";
 import { count, duration, figure, latency, latencyText, percent } from "./format.js";
-import { outcome, verdictsOf } from "./slo.js";
+import { dueMs, outcome, verdictsOf } from "./slo.js";
 
 // Each gives { value, unit, note, kind }; the kind "good" or "bad" colours the note.
 const TILES = [
@@ -47,7 +47,9 @@ function latencyTile(now, metric) {
   const verdicts = verdictsOf(now, metric);
   const verdict = verdicts.find((each) => outcome(each).kind === "bad") ?? verdicts[0];
   if (measured.num_samples === 0) return { value, unit, note: "no request in the last minute" };
-  if (!verdict) return { value, unit, note: `p50 ${latencyText(measured.p50_ms)}, last minute` };
+  const due = dueMs(now, metric);
+  const beside = due === null ? "last minute" : `due within ${latencyText(due)}`;
+  if (!verdict) return { value, unit, note: `p50 ${latencyText(measured.p50_ms)}, ${beside}` };
   const { text, kind } = outcome(verdict);
   const name = verdict.statistic === "p99" ? "" : `${verdict.statistic} ${latencyText(verdict.value_ms)} `;
   return { value, unit, note: `${name}of ${latencyText(verdict.bound_ms)} ${text}`, kind };

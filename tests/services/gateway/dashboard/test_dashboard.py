@@ -327,6 +327,29 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
     assert now["unwell"] == [f"{name} does not answer" for name in ("offline-queue", "predictor", "profiler")]
 
 
+async def test_slos_of_executors_without_a_budget_are_told(bus: Bus, hub: DashboardHub) -> None:
+    note = "preset bros has no latency budget to keep them"
+    status = SloStatus(KEY, SloState.FAILED, 0.0, BudgetSource.SLO_START, [VERDICT], note=note, slos=SLOS)
+
+    async def report(_: object) -> SloReport:
+        return SloReport(SLOS, [status, msgspec.structs.replace(status, profile_key="of-executors-that-left")])
+
+    await bus.serve(subjects.SLO_STATUS, object, report)
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    async with hub.viewer():
+        number, now = 0, {"slos": []}
+        while not now["slos"]:
+            await bus.publish(subjects.heartbeat("executor-0"), beat())
+            number, event = await next_of(hub, number)
+            now = event["now"]
+        assert (now["slos"], now["budgets"]) == ([msgspec.to_builtins(status)], [])
+        await budgets.put(KEY, BudgetRecord(KEY, 25.0, BudgetSource.SLO))
+        while now["slos"]:
+            number, event = await next_of(hub, number)
+            now = event["now"]
+        assert [each["slo"]["note"] for each in now["budgets"]] == [note]
+
+
 @pytest.fixture
 async def hub_of_two(bus: Bus) -> AsyncIterator[DashboardHub]:
     made = DashboardHub(bus, SystemClock(), {"model": "First", "other": "Second"}, HttpTally())
