@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 PROGRESS_S = 0.25  # the record is written at most so often while results come
 RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
 GROUP_DELETES = 256
+GROUP_DISCARDS = 512  # some milliseconds
 GROUP_RESULTS = 256
 AT_WORK = ("in_progress", "finalizing")  # finalizing: to see whether it still has every result
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # on a disk, or in this user's part of it
@@ -62,6 +63,8 @@ class BatchLife:
         self._is_out_of_budget = False
         self._queued_tokens = record.queued_tokens  # as long as there is no progress
         self._know(record)
+        if record.status == "cancelling":
+            self._cancel()
 
     @property
     def queued_tokens(self) -> int:
@@ -73,13 +76,11 @@ class BatchLife:
         """Lines that are to have a result yet."""
         return 0 if self.progress is None or self._over.is_set() else self.progress.num_open
 
-    def notice(self, record: BatchRecord) -> None:
+    async def notice(self, record: BatchRecord) -> None:
         """The record was written by anyone; a cancellation takes effect at once."""
-        if record.status != "cancelling" or self._is_cancelled:
-            return
-        self._is_cancelled = True
-        self._end_work()
-        self._discard_held()
+        if record.status == "cancelling" and not self._is_cancelled:
+            self._cancel()
+            await self._discard_held()
 
     def add_result(self, stored: Stored[OfflineResult]) -> None:
         """A result is in the stream, perhaps again. Before admission nothing is done: admission reads all results."""
@@ -150,7 +151,7 @@ class BatchLife:
         try:
             await self._reload()
         except NotFoundOnBusError:  # nobody asks for what it had in the pool
-            self._discard_held()
+            await self._discard_held()
             raise
 
     async def admit(self, turn: asyncio.Event | None = None) -> None:
@@ -182,6 +183,10 @@ class BatchLife:
         except Exception:
             self._forget()
             raise
+
+    def _cancel(self) -> None:
+        self._is_cancelled = True
+        self._end_work()
 
     def _end_work(self) -> None:
         self._over.set()
@@ -245,7 +250,7 @@ class BatchLife:
             await self._edit(batch_records.finalizing(progress.counts, self._now_s()))
             return
         self._end_work()
-        self._discard_held()
+        await self._discard_held()
         await self._reload()
 
     def _keep_to_budget(self, progress: BatchProgress) -> None:
@@ -306,7 +311,7 @@ class BatchLife:
 
     async def _fail(self, why: str) -> None:
         """What is in the files by now stays."""
-        self._discard_held()
+        await self._discard_held()
         await self._tools.clear(self.record.id)
         output, errors = [await self._kept(name) for name in file_names(self.record.id)]
         await self._edit(batch_records.broken(why, output, errors, self._now_s()))
@@ -360,6 +365,7 @@ class BatchLife:
         whole = batch_records.counted(lambda record: change(begun(record)), today)
         self._know(await self._tools.batches.edit(self.record.id, whole))
         self._tools.spending.note(self.record)
+        await self.notice(self.record)
 
     def _know(self, record: BatchRecord) -> None:
         """As it was read or written last."""
@@ -368,13 +374,15 @@ class BatchLife:
             self._tools.room.at_work[record.id] = None
         else:
             self._tools.room.at_work.pop(record.id, None)
-        self.notice(record)
 
-    def _discard_held(self) -> None:
-        self._tools.pool.discard(list(self._held_before))
-        self._held_before.clear()
+    async def _discard_held(self) -> None:
+        """In groups, so that others are planned for meanwhile."""
+        held, self._held_before = list(self._held_before), {}
         if self.progress is not None:
-            self._tools.pool.discard(self.progress.take_held())
+            held += self.progress.take_held()
+        for start in range(0, len(held), GROUP_DISCARDS):
+            self._tools.pool.discard(held[start : start + GROUP_DISCARDS])
+            await asyncio.sleep(0)
 
     def _is_expired(self) -> bool:
         return self._window.left_s() <= 0

@@ -202,7 +202,7 @@ class BatchManager:
                 continue
             life = self._lives.get(entry.key)
             if life is not None:
-                life.notice(record)
+                await life.notice(record)
             elif record.status in OPEN_STATUSES:
                 life = self._lives[entry.key] = BatchLife(self.tools, record)
                 group.create_task(self._live(life))

@@ -175,6 +175,29 @@ async def test_a_cancelled_batch_keeps_what_it_has(desk: Desk) -> None:
     await assert_nothing_left(desk, batch_id)
 
 
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+async def test_what_no_longer_runs_is_taken_back_beside_other_work(desk: Desk, clock: ManualClock, end: str) -> None:
+    """A pool has fifty thousand lines of a batch; to forget them all takes half a second of its process."""
+    batch_id = await desk.submit([chat_line(str(number)) for number in range(1_200)], window_s=100)
+    async with desk.running(permits=0) as (_, pool):
+        await pool.until(lambda: len(pool.waiting) == 1_200)
+        discard, others = pool.discard, []
+
+        def discard_between(request_ids: list[str]) -> None:
+            asyncio.get_running_loop().call_soon(lambda: others.append(len(pool.waiting)))
+            discard(request_ids)
+
+        pool.discard = discard_between  # type: ignore[method-assign]
+        if end == "cancelled":
+            await desk.cancel(batch_id)
+        else:
+            clock.now_s += 100
+            await desk.bus.store(WORK.result(f"{batch_id}.1"), OfflineResult(f"{batch_id}.1", [], FinishReason.STOP))
+        await pool.until(lambda: not pool.waiting)
+        assert any(0 < num_waiting < 1_199 for num_waiting in others)
+        assert (await desk.until_cleared(batch_id)).status == end
+
+
 async def test_a_late_result_is_dropped(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line("a")])
     async with desk.running(permits=0):
