@@ -264,8 +264,9 @@ class Scheduler:
 
     def _candidates(self, hopeless: dict[str, str], view: OfflineView) -> Iterator[Request]:
         """What may enter, in order, as far as a message can bring it; requests that the executor can never hold are
-        passed over, so that nobody waits behind them, and noted where no other can. Of suspects, one at a time: what
-        breaks then is known to be its doing. What the executor says it holds does not enter."""
+        passed over, so that nobody waits behind them, and noted where no other can. So are those, unnoted, that the
+        step passes. Of suspects, one at a time: what breaks then is known to be its doing. What the executor says it
+        holds does not enter."""
         if not self.takes_requests:
             return
         executor_id, has_suspect, num_set_aside, num_bytes = self.info.executor_id, False, 0, 0
@@ -278,6 +279,8 @@ class Scheduler:
                 num_set_aside += 1
                 if num_set_aside == MAX_SET_ASIDE:
                     return
+                continue
+            if view.is_passed(request):
                 continue
             if self._pool.is_suspect(request.request_id):
                 if has_suspect or self._pool.holds_suspect(executor_id):

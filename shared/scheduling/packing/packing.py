@@ -6,6 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from shared.latency.model import LatencyModel
 from shared.scheduling.kv.request_cache import NO_CACHE, RequestCache
 from shared.scheduling.limits import Limits
-from shared.scheduling.orders.offline.view import OfflineQueue, OfflineView, no_queue
+from shared.scheduling.orders.offline.view import OfflineQueue, OfflineView, no_queue, nobody
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.victims import schedulable
@@ -58,7 +59,7 @@ class StepState:
         entered, and room for it would come the later: so none does."""
         return any(request_id not in builder.scheduled for request_id in self.table.waiting(ONLINE))
 
-    def view(self, builder: BatchBuilder) -> OfflineView:
+    def view(self, builder: BatchBuilder, is_passed: Callable[[Request], bool] = nobody) -> OfflineView:
         """What an offline order sees once the batch has what the builder has."""
         return OfflineView(
             None,
@@ -69,6 +70,7 @@ class StepState:
             builder.features,
             self.table.running(ONLINE).values(),
             self.table.running(OFFLINE).values(),
+            is_passed,
         )
 
 
@@ -97,16 +99,14 @@ class Passing:
         self._table = state.table
         self._num_left = builder.num_blocks_left - (state.num_reserved_blocks if state.table.holds_online else 0)
         self._num_offline: int | None = None  # blocks, once somebody lacks any
-        self._most_passed = 0 if state.pace.holds_line else MAX_PASSED
+        self._num_left_to_pass = 0 if state.pace.holds_line else MAX_PASSED
 
-    def others(self, waiting: Iterable[Request]) -> Iterator[Request]:
-        """All but those, of whom a step passes ``MAX_PASSED``. Read lazily."""
-        num_passed = 0
-        for request in waiting:
-            if num_passed < self._most_passed and self._waits_for_online(request):
-                num_passed += 1
-            else:
-                yield request
+    def is_passed(self, request: Request) -> bool:
+        """Of a step's, up to ``MAX_PASSED`` are. To be asked of each that waits, in turn."""
+        if not self._num_left_to_pass or not self._waits_for_online(request):
+            return False
+        self._num_left_to_pass -= 1
+        return True
 
     def _waits_for_online(self, request: Request) -> bool:
         num_blocks = self._builder.num_whole_blocks(request)
@@ -179,11 +179,13 @@ class OfflineWork:
     _held: list[Request]
     _queue: OfflineQueue
 
-    def waiting(self, state: StepState, builder: BatchBuilder) -> Iterator[Request]:
+    def waiting(
+        self, state: StepState, builder: BatchBuilder, is_passed: Callable[[Request], bool] = nobody
+    ) -> Iterator[Request]:
         """First those that are paused, by what has to come back from the host, then those that have lost their KV, then
-        the queue. Read lazily, so that it sees what those before it have left."""
-        yield from self._held
-        yield from self._queue(state.view(builder))
+        the queue; of all of them, who is not passed. Read lazily, so that it sees what those before it have left."""
+        yield from filterfalse(is_passed, self._held)
+        yield from self._queue(state.view(builder, is_passed))
 
     @classmethod
     def of_queue(cls, table: RequestTable, offline_queue: OfflineQueue) -> OfflineWork:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, filterfalse
 from typing import NamedTuple
 
 from shared.latency.model import LatencyModel
@@ -259,7 +260,7 @@ class OfflinePhase:
             return
         if state.leaves_online_waiting(builder):
             return
-        for request in self._passing.others(self._waiting()):
+        for request in self._waiting():
             num_left = reserve + state.num_blocks_to_leave(builder)
             if not builder.fits_whole(request, num_left) or not (request.is_paused or self.may_begin(request)):
                 break
@@ -269,9 +270,9 @@ class OfflinePhase:
 
     def _waiting(self) -> Iterator[Request]:
         """Read lazily, so that the queue sees what those before it have left."""
-        yield from self._paused
-        yield from self.state.table.waiting(OFFLINE).values()
-        yield from self._offline_queue(self.state.view(self.builder))
+        held = chain(self._paused, self.state.table.waiting(OFFLINE).values())
+        yield from filterfalse(self._passing.is_passed, held)
+        yield from self._offline_queue(self.state.view(self.builder, self._passing.is_passed))
 
 
 def _keep_decodes(

@@ -177,6 +177,20 @@ def test_a_plan_brings_no_more_than_a_message_can_hold() -> None:
     assert brought == [2, 2, 1, 3]
 
 
+@pytest.mark.parametrize(("preset", "num_bytes"), [("hygen-star", 0), ("hygen", MAX_PLAN_BYTES)])
+def test_who_waits_for_blocks_of_online_requests_takes_nothing_of_the_rate_or_the_plan(
+    preset: str, num_bytes: int
+) -> None:
+    """One passes two larger ones, at one request a second, or where each would fill a message by itself."""
+    knobs = {"offline_qps": 1.0} if preset == "hygen-star" else {}
+    scheduler = make_scheduler(pool := make_pool("fcfs", []), make_info(Strategy.of(preset, **knobs)))
+    for number, prompt in ((1, 400), (2, 400), (3, 40)):
+        made = make_offline(number, prompt=prompt).request
+        pool.enter(replace(made, sampling=replace(made.sampling, stop=("x" * num_bytes,))))
+    scheduler.on_step(replace(IDLE, states=[held("on", Kind.ONLINE)], num_free_blocks=20))
+    assert entering(scheduler) == ["batch_1.3"]
+
+
 def test_where_no_prompt_begins_no_offline_request_enters() -> None:
     for role, expected in ((Role.STRICT, []), (Role.RELAXED, [ONE])):
         scheduler = make_scheduler(pool := make_pool("fcfs", []), policy=Policy(role=role))

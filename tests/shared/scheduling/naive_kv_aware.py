@@ -74,7 +74,8 @@ class NaiveChanges:
         held = [each for each in state.table.running(OFFLINE).values() if not each.is_in_flight]
         self.running = [each for each in held if not each.is_paused]
         first = [each for each in held if each.is_paused] + list(state.table.waiting(OFFLINE).values())
-        first, queue = map(batch.waiting_not_for_online, (first, self.queue))
+        left = batch.waiting_not_for_online([*first, *self.queue])
+        first, queue = ([each for each in left if each in those] for those in (first, self.queue))
         first += queue[:1]
         others = sorted(queue[1:MAX_ENTRANTS], key=lambda each: 1.0 - batch.num_computed(each) / each.num_tokens)
         self.entrants, self.num_firm = first + others, len(first)  # the first ones nobody passes that lacks blocks

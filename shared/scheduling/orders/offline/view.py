@@ -11,6 +11,11 @@ from shared.scheduling.kv.request_cache import NO_CACHE, RequestCache
 from shared.scheduling.request import Request
 
 
+def nobody(request: Request) -> bool:
+    """Is passed."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class OfflineView:
     """Taken when a step comes to its waiting offline requests. An order takes from it what it needs and changes nothing
@@ -19,7 +24,8 @@ class OfflineView:
     ``reader``: the executor's id, None for nobody in particular; ``num_free_blocks``: KV blocks that are left to the
     step; ``budget_ms``: what the whole step may take; ``model``: by which latency model, None where none is known;
     ``features``: of what the step has so far; the two kinds of requests that have KV on the executor, in the step or
-    not.
+    not; ``is_passed``: who is left out of what the order shows, before anything else about it counts, to be asked of
+    each in turn.
     """
 
     reader: str | None = None
@@ -30,6 +36,7 @@ class OfflineView:
     features: BatchFeatures = field(default_factory=BatchFeatures)
     running_online: Collection[Request] = ()
     running_offline: Collection[Request] = ()
+    is_passed: Callable[[Request], bool] = nobody
 
 
 NOBODY = OfflineView()

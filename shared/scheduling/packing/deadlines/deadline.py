@@ -126,7 +126,7 @@ class _OfflinePart:
         if preempted or self.lost:  # what has just lost its KV would only take it from others
             return
         reserve = len(running)  # a block each, so that those running can grow
-        for request in passing.others(offline.waiting(self._state, self._builder)):
+        for request in offline.waiting(self._state, self._builder, passing.is_passed):
             num_left = reserve + self._state.num_blocks_to_leave(self._builder)
             if not self._builder.fits_whole(request, num_left) or not self._enter(offline, request):
                 return

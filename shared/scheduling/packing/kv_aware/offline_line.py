@@ -1,7 +1,7 @@
 """Who may enter a step next of the offline requests that wait."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 from typing import TypeAlias
 
 from shared.scheduling.orders.offline.view import OfflineQueue
@@ -91,9 +91,9 @@ def _in_line(
     def uncached_share(request: Request) -> float:
         return 1.0 - builder.num_computed(request) / request.num_tokens
 
-    for request in passing.others(chain(paused, state.table.waiting(OFFLINE).values())):
+    for request in filterfalse(passing.is_passed, chain(paused, state.table.waiting(OFFLINE).values())):
         yield request, False
-    queue = passing.others(offline_queue(state.view(builder)))
+    queue = offline_queue(state.view(builder, passing.is_passed))
     for request in islice(queue, 1):
         yield request, False
     for request in sorted(islice(queue, MAX_ENTRANTS - 1), key=uncached_share):
