@@ -96,8 +96,6 @@ RESPONSE_FIELDS = OtherFields(
         "moderation": (),
         "prompt": (),
         "reasoning": ({"effort": "none"},),
-        "tools": (),
-        "tool_choice": ("auto", "none"),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     },

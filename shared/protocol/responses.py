@@ -10,7 +10,7 @@ from shared.protocol.access.owners import owner_of
 class StoredResponse(msgspec.Struct, frozen=True):
     """``key_name``, ``organization``: of the key that it was made with; empty without. ``input``: the messages of its
     own request; ``before``: those of the responses that it goes on from. Messages are those of a chat completion, and
-    none is of ``instructions``."""
+    none is of ``instructions``. ``calls``: of tools in its output, as a chat's message has them."""
 
     id: str
     key_name: str = msgspec.field(name="owner")
@@ -19,6 +19,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
     input: list[dict[str, Any]]
     output: str
     organization: str = ""
+    calls: list[dict[str, Any]] = []
 
     @property
     def owner(self) -> str:
@@ -27,4 +28,5 @@ class StoredResponse(msgspec.Struct, frozen=True):
     @property
     def conversation(self) -> list[dict[str, Any]]:
         """What a response that goes on from it has before its own input."""
-        return [*self.before, *self.input, {"role": "assistant", "content": self.output}]
+        said = {"role": "assistant", "content": self.output} | ({"tool_calls": self.calls} if self.calls else {})
+        return [*self.before, *self.input, said]

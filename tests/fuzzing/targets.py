@@ -41,13 +41,25 @@ MODEL = ServedModel("m", 128)
 RECORD = BatchRecord("batch", CHAT, "file", "24h", 0, 1, "validating")
 LINE = {"custom_id": "a", "method": "POST", "url": CHAT}
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}},
+}
 FULL = BODY | {"stop": ["a"], "logit_bias": {"5": 1}, "seed": 1, "n": 2, "logprobs": True, "top_logprobs": 2}
 VLLM_BODIES: list[dict[str, Any]] = [
     {"model": "m", "prompt": "x", "structured_outputs": {"regex": "a+"}, "bad_words": ["a"], "min_tokens": 1},
     {"model": "m", "prompt": "x", "guided_choice": ["a", "b"], "truncate_prompt_tokens": -1, "allowed_token_ids": [1]},
     BODY | {"guided_grammar": 'start: "a"', "chat_template_kwargs": {"a": [1]}, "continue_final_message": True},
     {"model": "m", "tokens": [1, 2]},
+]
+FLAT_TOOL: dict[str, Any] = {"type": "function"} | TOOL["function"]
+CALLED: list[dict[str, Any]] = [
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "x"}]},
+]
+RESPONSE_BODIES: list[dict[str, Any]] = [
+    {"model": "m", "input": "x"},
+    {"model": "m", "input": CALLED, "tools": [FLAT_TOOL], "tool_choice": {"type": "function", "name": "f"}},
 ]
 GGUF_MAGIC = b"GGUF\x03\x00\x00\x00"
 ROW = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
@@ -121,7 +133,7 @@ def seeds(name: str) -> list[bytes]:
     lines = [json.dumps(LINE | {"body": body}).encode() for body in (BODY, FULL, BODY | {"tools": [TOOL]})]
     bodies = [
         json.dumps(body).encode()
-        for body in (BODY, FULL, *VLLM_BODIES, {"model": "m", "prompt": "x"}, {"model": "m", "input": "x"})
+        for body in (BODY, FULL, *VLLM_BODIES, *RESPONSE_BODIES, {"model": "m", "prompt": "x"})
     ]
     found: dict[str, Callable[[], list[bytes]]] = {
         "codec": lambda: [

@@ -31,7 +31,7 @@ from shared.openai.completions.reasoning_chunks import ReasoningChunks
 from shared.openai.completions.requests import CompletionRequest
 from shared.openai.errors import RequestError
 from shared.openai.fields import FLEX, AskedTier
-from shared.openai.responses.answers import ResponseEvents
+from shared.openai.responses.events import ResponseEvents
 from shared.openai.served_model import ServedModel
 from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.access.key_usage import KEY_CLIENT
@@ -169,17 +169,17 @@ async def _shown(
     start = writer.start()  # with the first token, since clients take the first event for it
     async with aclosing(choices.pieces(tokenizer)) as pieces:
         async for piece in pieces:
+            event, start = start, b""
             # Text that has to wait for the next token is told as empty: clients take an event for a token.
-            has_news = piece.text or piece.tokens or piece.finish_reason is None
-            event = writer.text(piece.text, piece.tokens, piece.index) if has_news else b""
+            if piece.text or piece.tokens or piece.finish_reason is None:
+                event += writer.text(piece.text, piece.tokens, piece.index)
             if piece.finish_reason is FinishReason.ERROR:
-                yield start + event + writer.fail(choices.generations[piece.index].error)
+                yield event + writer.fail(choices.generations[piece.index].error)
                 return
             if piece.finish_reason is not None:
                 event += writer.finish(piece.finish_reason, piece.index)
             if event:
-                yield start + event
-                start = b""
+                yield event
     if keep is not None:
         await keep(choices)
     yield writer.end(choices.usage())

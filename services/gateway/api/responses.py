@@ -1,5 +1,6 @@
-"""/v1/responses: text, stored for as long as the settings say."""
+"""/v1/responses: text and calls of functions, stored for as long as the settings say."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,8 @@ from services.gateway.http.operation import JsonResponse, answers, events_of, js
 from services.gateway.live.choices import Choices
 from shared.openai.errors import RequestError
 from shared.openai.objects import DeletedResponse, Page
-from shared.openai.responses.answers import ModelResponse, ResponseEvents, ended, new_response
+from shared.openai.responses.answers import FunctionCall, ModelResponse, OutputMessage, ended, new_response
+from shared.openai.responses.events import ResponseEvents
 from shared.openai.responses.requests import (
     NOT_STORED,
     RESPONSES,
@@ -37,14 +39,29 @@ class InputText(msgspec.Struct, frozen=True):
     type: Literal["input_text", "output_text"] = "input_text"
 
 
-class InputMessage(msgspec.Struct, frozen=True):
-    """An item of a response's input."""
+class InputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    """A message in a response's input."""
 
     id: str
     role: str
     content: list[InputText]
-    type: Literal["message"] = "message"
     status: Literal["completed"] = "completed"
+
+
+class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
+    """What a function has returned, in a response's input."""
+
+    id: str
+    call_id: str
+    output: str
+    status: Literal["completed"] = "completed"
+
+
+InputItem = InputMessage | FunctionCall | FunctionCallOutput
+
+
+class InputItemList(Page[InputItem], frozen=True):
+    """A part of the items that a response answers."""
 
 
 class AnswerInHand:
@@ -59,21 +76,21 @@ class AnswerInHand:
         self._ended_s: float | None = None
 
     def events(self, choices: Choices) -> ResponseEvents:
-        return ResponseEvents(self._begun(choices), self._now_s)
+        return ResponseEvents(self._begun(choices), self._now_s, self._asked.completion.tools)
 
     def body(self, choices: Choices) -> ModelResponse:
         output = choices.first.output
         completion = self._asked.completion
         tokenizer = self._context.models.of(completion.model).tokenizer
-        text, _ = shown_output(tokenizer, output, completion.sampling)
-        return ended(self._begun(choices), text, output.finish_reason, choices.usage(), int(self._now_s()))
+        text, _ = shown_output(tokenizer, output, completion.sampling, shows_calls=completion.tools is not None)
+        begun, usage = self._begun(choices), choices.usage()
+        return ended(begun, text, output.finish_reason, usage, int(self._now_s()), completion.tools)
 
     async def keep(self, choices: Choices) -> None:
         """Before the client is told of its end: what it is told of is there. Raises BusError."""
         if not self._is_stored:
             return
         body = await written(choices, partial(self.body, choices))
-        text = body.output[0].content[0].text
         name, organization = ("", "") if self._key is None else (self._key.name, self._key.organization or "")
         stored = StoredResponse(
             id=body.id,
@@ -81,8 +98,9 @@ class AnswerInHand:
             response=msgspec.Raw(msgspec.json.encode(body)),
             before=self._asked.before,
             input=self._asked.input,
-            output=text,
+            output="".join(item.content[0].text for item in body.output if isinstance(item, OutputMessage)),
             organization=organization,
+            calls=[_chat_call(item) for item in body.output if isinstance(item, FunctionCall)],
         )
         await self._context.responses.add(stored)
 
@@ -123,7 +141,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
     return JsonResponse(DeletedResponse(response_id))
 
 
-@router.get("/{response_id}/input_items", **answers(json_of(Page[InputMessage])))
+@router.get("/{response_id}/input_items", **answers(json_of(InputItemList)))
 async def list_input_items(
     request: Request,
     response_id: str,
@@ -131,10 +149,11 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """The messages that it answers: its own, and those of the responses that it went on from."""
+    """What it answers, messages and calls with their outputs: its own input, and that and the output of the responses
+    that it went on from."""
     stored = await _stored(request, response_id)
-    messages = [*stored.before, *stored.input]
-    items = [_item(f"msg_{index}_{stored.id}", message) for index, message in enumerate(messages)]
+    messages = enumerate([*stored.before, *stored.input])
+    items = [item for index, message in messages for item in _items(f"{index}_{stored.id}", message)]
     if order == "desc":
         items.reverse()
     if after is not None:
@@ -144,7 +163,7 @@ async def list_input_items(
         items = items[places[0] + 1 :]
     data = items[:limit]
     first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
-    return JsonResponse(Page(data, first_id, last_id, has_more=limit < len(items)))
+    return JsonResponse(InputItemList(data, first_id, last_id, has_more=limit < len(items)))
 
 
 @router.post("/{response_id}/cancel", include_in_schema=False)
@@ -172,6 +191,19 @@ def _require_storing(request: Request, response_id: str) -> None:
         raise RequestError(f"no such response: {response_id}; {NOT_STORED}", "response_id", "not_found", 404)
 
 
-def _item(id: str, message: dict[str, Any]) -> InputMessage:
-    kind: Literal["input_text", "output_text"] = "output_text" if message["role"] == "assistant" else "input_text"
-    return InputMessage(id, message["role"], [InputText(message["content"], kind)])
+def _items(place: str, message: dict[str, Any]) -> Iterator[InputItem]:
+    """Of a chat's message; ``place`` is in their ids."""
+    role, content, calls = message["role"], message["content"], message.get("tool_calls", ())
+    if role == "tool":
+        yield FunctionCallOutput(f"fco_{place}", message["tool_call_id"], content)
+        return
+    if content or not calls:
+        kind: Literal["input_text", "output_text"] = "output_text" if role == "assistant" else "input_text"
+        yield InputMessage(f"msg_{place}", role, [InputText(content, kind)])
+    for number, call in enumerate(calls):
+        yield FunctionCall(f"fc_{place}_{number}", call["id"], **call["function"])
+
+
+def _chat_call(call: FunctionCall) -> dict[str, Any]:
+    """In a chat's message."""
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

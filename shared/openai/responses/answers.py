@@ -1,19 +1,19 @@
-"""The answer of /v1/responses as OpenAI's clients see it, and the events that stream it."""
+"""The answer of /v1/responses as OpenAI's clients see it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from shared.openai.completions.answers import CompletionUsage
-from shared.openai.event_json import event_json
 from shared.openai.responses.requests import ResponseRequest
-from shared.openai.shown_text import ShownToken
+from shared.openai.responses.tools import FunctionTool, shown_tool_choice
+from shared.openai.tools.calls import Piece, ToolCallParser, ToolUse
+from shared.openai.tools.definitions import finish_reason_of, message_call
 from shared.protocol.offline.batches import Usage
 from shared.protocol.sampling import FinishReason
 
-OUTPUT_INDEX = CONTENT_INDEX = 0  # there is one message of one text
 RESPONSE_PREFIX = "resp_"
 REPEATED = ("instructions", "max_output_tokens", "prompt_cache_key", "safety_identifier", "user")  # as in the body
 
@@ -29,14 +29,26 @@ class OutputText(msgspec.Struct, frozen=True):
     logprobs: list[dict[str, Any]] = []
 
 
-class OutputMessage(msgspec.Struct, frozen=True):
+class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """What the model said."""
 
     id: str
     status: Status
     content: list[OutputText]
-    type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
+
+
+class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    """A call of a function; its output comes back by its ``call_id``. ``arguments``: JSON of an object."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Status = "completed"
+
+
+OutputItem = OutputMessage | FunctionCall
 
 
 class ResponseError(msgspec.Struct, frozen=True):
@@ -75,7 +87,7 @@ class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_calls: int | None = None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None = None
     prompt_cache_key: str | None
@@ -85,8 +97,8 @@ class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
     store: bool = False
     temperature: float
     text: dict[str, Any]
-    tool_choice: str = "auto"
-    tools: list[dict[str, Any]] = []
+    tool_choice: Any = "auto"
+    tools: list[FunctionTool] = []
     top_logprobs: int = 0
     top_p: float
     truncation: str = "disabled"
@@ -110,88 +122,75 @@ def new_response(request: ResponseRequest, request_id: str, created_s: int, stor
         store=store,
         temperature=completion.sampling.temperature,
         text={"format": body.text_format},
+        tool_choice=shown_tool_choice(body.tool_choice),
+        tools=[replace(tool, strict=bool(tool.strict)) for tool in body.tools or ()],
         top_p=completion.sampling.top_p,
         **{name: getattr(body, name) for name in REPEATED},
     )
 
 
 def ended(
-    begun: ModelResponse, text: str, finish_reason: FinishReason, usage: CompletionUsage, now_s: int | None
+    begun: ModelResponse,
+    text: str,
+    finish_reason: FinishReason,
+    usage: CompletionUsage,
+    now_s: int | None,
+    tools: ToolUse | None = None,
 ) -> ModelResponse:
-    """Completed, or incomplete where the text was cut at its limit of tokens. ``now_s``: None where nobody knows."""
-    status, is_cut = status_of(finish_reason), finish_reason is FinishReason.LENGTH
+    """Completed, or incomplete where the text was cut at its limit of tokens. ``now_s``: None where nobody knows;
+    ``tools``: whose calls are to be found in the text."""
+    output: list[OutputItem] = []
+    for piece in _pieces_of(text, tools):
+        output.append(next_item(begun, output, piece, tools))
+    is_cut = is_cut_by(finish_reason, output, tools)
+    if is_cut and isinstance(output[-1], OutputMessage):
+        output[-1] = replace(output[-1], status="incomplete")
+    return with_output(begun, output, is_cut, usage, now_s)
+
+
+def with_output(
+    begun: ModelResponse, output: list[OutputItem], is_cut: bool, usage: CompletionUsage, now_s: int | None
+) -> ModelResponse:
+    """With all items. ``now_s`` as of ``ended``."""
     return replace(
         begun,
-        status=status,
-        output=[message_of(begun, status, text)],
+        status="incomplete" if is_cut else "completed",
+        output=output,
         usage=Usage.of(usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens),
         incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
         completed_at=None if is_cut else now_s,
     )
 
 
-def message_of(response: ModelResponse, status: Status, text: str | None = None) -> OutputMessage:
-    """The output; None is a message without content yet."""
-    id = f"msg_{response.id.removeprefix(RESPONSE_PREFIX)}"
-    return OutputMessage(id, status, [] if text is None else [OutputText(text)])
+def _pieces_of(text: str, tools: ToolUse | None) -> list[Piece]:
+    """Of a whole text, each an item of its own; one at least."""
+    if tools is None:
+        return [text]
+    parser = ToolCallParser(tools)
+    pieces: list[Piece] = []
+    for piece in parser.push(text) + parser.finish():
+        if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    return pieces or [""]
 
 
-class ResponseEvents:
-    """Server-sent events of one answer, numbered from 0, in the order of OpenAI's API."""
-
-    def __init__(self, begun: ModelResponse, now_s: Callable[[], float]) -> None:
-        """``now_s``: unix time, asked at the end."""
-        self._begun = begun
-        self._now_s = now_s
-        self._number = 0
-        self._texts: list[str] = []
-        self._finish_reason: FinishReason | None = None
-        self._item = message_of(begun, "in_progress")
-        self._place = {"item_id": self._item.id, "output_index": OUTPUT_INDEX, "content_index": CONTENT_INDEX}
-
-    def start(self) -> bytes:
-        """All that comes before the first text."""
-        return (
-            self._event("response.created", response=self._begun)
-            + self._event("response.in_progress", response=self._begun)
-            + self._event("response.output_item.added", output_index=OUTPUT_INDEX, item=self._item)
-            + self._event("response.content_part.added", **self._place, part=OutputText(""))
-        )
-
-    def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
-        if not text:
-            return b""
-        self._texts.append(text)
-        return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
-
-    def finish(self, finish_reason: str, index: int = 0) -> bytes:
-        """After the last text; there is one choice."""
-        self._finish_reason = FinishReason(finish_reason)
-        text = "".join(self._texts)
-        item = message_of(self._begun, status_of(self._finish_reason), text)
-        return (
-            self._event("response.output_text.done", **self._place, text=text, logprobs=[])
-            + self._event("response.content_part.done", **self._place, part=OutputText(text))
-            + self._event("response.output_item.done", output_index=OUTPUT_INDEX, item=item)
-        )
-
-    def end(self, usage: CompletionUsage) -> bytes:
-        """The last event."""
-        assert self._finish_reason is not None, "it has finished"
-        response = ended(self._begun, "".join(self._texts), self._finish_reason, usage, int(self._now_s()))
-        return self._event(f"response.{response.status}", response=response)
-
-    def fail(self, why: str) -> bytes:
-        """The only end where there is no whole answer."""
-        failed = replace(self._begun, status="failed", error=ResponseError("server_error", why))
-        return self._event("response.failed", response=failed)
-
-    def _event(self, type: str, **fields: Any) -> bytes:
-        data = event_json({"type": type, "sequence_number": self._number} | fields)
-        self._number += 1
-        return b"event: " + type.encode() + b"\ndata: " + data + b"\n\n"
+def next_item(begun: ModelResponse, before: Sequence[OutputItem], piece: Piece, tools: ToolUse | None) -> OutputItem:
+    """Of a whole text or call after the items ``before``."""
+    request_id = begun.id.removeprefix(RESPONSE_PREFIX)
+    own = f"{request_id}_{len(before)}" if before else request_id
+    if isinstance(piece, str):
+        return OutputMessage(f"msg_{own}", "completed", [OutputText(piece)])
+    assert tools is not None
+    call = message_call(piece, tools.format, request_id, choice=0, number=_num_calls(before))
+    return FunctionCall(f"fc_{own}", call.id, piece.name, piece.arguments)
 
 
-def status_of(finish_reason: FinishReason) -> Status:
-    """Of an answer, and of its message."""
-    return "incomplete" if finish_reason is FinishReason.LENGTH else "completed"
+def is_cut_by(finish_reason: FinishReason, output: Sequence[OutputItem], tools: ToolUse | None) -> bool:
+    """Whether the output is not whole."""
+    return finish_reason_of(finish_reason, _num_calls(output), tools) == FinishReason.LENGTH
+
+
+def _num_calls(output: Sequence[OutputItem]) -> int:
+    return sum(isinstance(item, FunctionCall) for item in output)

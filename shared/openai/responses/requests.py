@@ -7,10 +7,11 @@ import msgspec
 from msgspec import Meta
 
 from shared.openai.completions.bodies import CommonBody
-from shared.openai.completions.prompts import ContentPart, content_text
 from shared.openai.completions.requests import CHAT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import RESPONSE_FIELDS, check_depth, check_field, read_fields
+from shared.openai.responses.items import ChatMessages, InputItem, Messages
+from shared.openai.responses.tools import TOOL_CHOICE_SCHEMA, FunctionTool, chat_tool_choice, chat_tools
 from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
 
@@ -20,16 +21,17 @@ NOT_STORED = "responses are not stored here; send the whole conversation as inpu
 NO_CONVERSATION = "conversation is not supported: name previous_response_id, or send the whole conversation as input"
 PLAIN = {"type": "text"}
 Identifier = Annotated[str, Meta(max_length=64)]  # OpenAI's limit: the answer repeats it
-TEXT_PARTS = ("input_text", "output_text", "text")
 RENAMED = {
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "messages": "input",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
 }
+RENAMED_FIELDS = ("max_completion_tokens", "response_format", "messages", "tools")
 
 _FIELD = re.compile(r"\w+")
-_MESSAGE = re.compile(r"messages\[(?P<index>\d+)\]")
+_MESSAGE = re.compile(r"messages\[(?P<index>\d+)\](?P<within>\.tool_calls\[\d+\]\.function|\.tool_call_id)?")
 
 
 class ResponseText(msgspec.Struct):
@@ -39,14 +41,6 @@ class ResponseText(msgspec.Struct):
     verbosity: str | None = None
 
 
-class InputItem(msgspec.Struct):
-    """One item of the input; without a type it is a message."""
-
-    type: str = "message"
-    role: str | None = None
-    content: str | list[ContentPart] | None = None
-
-
 class ResponseBody(CommonBody, kw_only=True):
     """What is to be answered: a text, or messages, after those of ``previous_response_id``. Null is as absent."""
 
@@ -54,6 +48,8 @@ class ResponseBody(CommonBody, kw_only=True):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     text: ResponseText | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Annotated[Any, Meta(extra_json_schema=TOOL_CHOICE_SCHEMA)] = None
     parallel_tool_calls: bool | None = None
     user: Identifier | None = None
     prompt_cache_key: Identifier | None = None
@@ -71,9 +67,6 @@ class GoingOn(msgspec.Struct):
     """Of any body, what it goes on from."""
 
     previous_response_id: str | None = None
-
-
-Messages = list[dict[str, Any]]  # of a chat completion
 
 
 class ResponseRequest(msgspec.Struct, frozen=True):
@@ -108,7 +101,9 @@ def parse_response(
     asked: dict[str, Any] = {name: raw[name] for name in CommonBody.__struct_fields__ if name in raw}
     own, instructed = _chat_messages(fields.input), fields.instructions is not None
     system: Messages = [{"role": "system", "content": fields.instructions}] if instructed else []
-    asked["messages"] = [*system, *(before or []), *own]
+    asked["messages"] = [*system, *(before or []), *own.messages]
+    asked["tools"], asked["tool_choice"] = chat_tools(fields.tools or []), chat_tool_choice(fields.tool_choice)
+    asked["parallel_tool_calls"] = fields.parallel_tool_calls
     if fields.max_output_tokens is not None:
         asked["max_completion_tokens"] = fields.max_output_tokens
     if fields.text_format != PLAIN:
@@ -116,8 +111,8 @@ def parse_response(
     try:
         completion = parse_completion(CHAT, _encoder.encode(asked), tokenizer, model)
     except RequestError as error:
-        raise _renamed(error, num_before=len(system) + len(before or [])) from error
-    return ResponseRequest(completion, fields, before or [], own)
+        raise _renamed(error, own, num_before=len(system) + len(before or [])) from error
+    return ResponseRequest(completion, fields, before or [], own.messages)
 
 
 def _supported_fields(body: bytes, fields: ResponseBody) -> dict[str, msgspec.Raw]:
@@ -133,24 +128,11 @@ def _supported_fields(body: bytes, fields: ResponseBody) -> dict[str, msgspec.Ra
     return raw
 
 
-def _chat_messages(input: str | list[InputItem] | None) -> Messages:
-    """One for each item. Raises RequestError."""
+def _chat_messages(input: str | list[InputItem] | None) -> ChatMessages:
+    """Raises RequestError."""
     if not input:
         raise RequestError("input is missing or empty; give a text or a list of items", "input")
-    if isinstance(input, str):
-        return [{"role": "user", "content": input}]
-    return [_chat_message(f"input[{index}]", item) for index, item in enumerate(input)]
-
-
-def _chat_message(where: str, item: InputItem) -> dict[str, Any]:
-    if item.type == "item_reference":
-        raise RequestError("items are not stored here; send the item itself", f"{where}.type", "unsupported_value")
-    if item.type != "message":
-        message = f"an input item of type {item.type!r} is not supported; only messages are"
-        raise RequestError(message, f"{where}.type", "unsupported_value")
-    if item.role is None:
-        raise RequestError(f"{where}.role is missing", f"{where}.role")
-    return {"role": item.role, "content": content_text(f"{where}.content", item.content, TEXT_PARTS)}
+    return ChatMessages([InputItem(role="user", content=input)] if isinstance(input, str) else input)
 
 
 def _response_format(text_format: dict[str, Any]) -> dict[str, Any]:
@@ -161,14 +143,15 @@ def _response_format(text_format: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _renamed(error: RequestError, num_before: int) -> RequestError:
+def _renamed(error: RequestError, own: ChatMessages, num_before: int) -> RequestError:
     """With the fields' names of this endpoint; ``num_before`` messages are not of the input."""
 
     def as_input(match: re.Match[str]) -> str:
-        return f"input[{max(0, int(match['index']) - num_before)}]"
+        message, within = f"messages[{int(match['index']) - num_before}]", match["within"] or ""
+        return own.places.get(message + within) or own.places.get(message, "input[0]") + within
 
     field = _FIELD.match(error.param or "")
-    if field is None or field[0] not in RENAMED:
+    if field is None or field[0] not in RENAMED_FIELDS:
         return error
     param, message = _MESSAGE.sub(as_input, error.param or ""), _MESSAGE.sub(as_input, error.message)
     for theirs, ours in RENAMED.items():

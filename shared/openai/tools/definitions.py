@@ -19,18 +19,17 @@ NO_TOOLS = "the chat template of this model takes no tools, or writes calls in a
 NO_PARAMETERS = {"type": "object", "properties": {}}  # what a template is shown where there are none
 REQUIRED = "required"
 FREE = (None, "auto", "none")  # of tool_choice: no call is demanded
+
+
+def tool_choice_schema(named: dict[str, Any]) -> dict[str, Any]:
+    """``named``: the properties, beside its type, by which a choice names a function."""
+    properties = {"type": {"enum": ["function"]}} | named
+    by_name = {"type": "object", "required": list(properties), "properties": properties}
+    return {"anyOf": [{"enum": ["auto", "none", REQUIRED]}, by_name, {"type": "null"}]}
+
+
 _NAME_SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
-TOOL_CHOICE_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"enum": ["auto", "none", REQUIRED]},
-        {
-            "type": "object",
-            "required": ["type", "function"],
-            "properties": {"type": {"enum": ["function"]}, "function": _NAME_SCHEMA},
-        },
-        {"type": "null"},
-    ]
-}
+TOOL_CHOICE_SCHEMA = tool_choice_schema({"function": _NAME_SCHEMA})
 
 
 class FunctionDefinition(msgspec.Struct, omit_defaults=True):
@@ -69,14 +68,19 @@ def tool_use(
         return None
     for index, tool in enumerate(tools):
         if tool.type != "function" or tool.function is None:
-            message = f"a tool of type {tool.type!r} is not supported; only functions are"
-            raise RequestError(message, f"tools[{index}].type", "unsupported_value")
+            raise not_a_function(f"tools[{index}]", tool.type)
         check_depth(f"tools[{index}].function.parameters", tool.function.parameters)
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
     if format is None:
         raise RequestError(f"tools are not supported: {NO_TOOLS}", "tools", "unsupported_value")
     return ToolUse(format, names, is_parallel)
+
+
+def not_a_function(where: str, type: str) -> RequestError:
+    """Of a tool there."""
+    message = f"a tool of type {type!r} is not supported; only functions are"
+    return RequestError(message, f"{where}.type", "unsupported_value")
 
 
 def _demanded_names(tool_choice: Any, known: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from shared.openai.completions.answers import AnswerHead
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import ENDPOINTS
 from shared.openai.event_json import event_json
-from shared.openai.responses.answers import ResponseEvents
+from shared.openai.responses.events import ResponseEvents
 from tests.shared.openai.responses.test_answers import begun
 
 ENDS = "".join(each for each in map(chr, range(sys.maxunicode)) if len(f"a{each}b".splitlines()) > 1)

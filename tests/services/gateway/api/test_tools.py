@@ -1,9 +1,7 @@
 """Tools over real HTTP, bus and executor with the official client. The model is one that says what it is told to: the
 default one is too small to call tools."""
 
-import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,51 +9,15 @@ from typing import Any
 import openai
 import pytest
 
-from services.executor.service import ExecutorService
-from services.executor.settings import ExecutorSettings
-from shared.bus import Bus
-from shared.clock import SystemClock
-from shared.protocol.executors import EngineSpec
-from shared.protocol.sampling import CHOICE_STRIDE
-from shared.protocol.tokens import TokenLogprobs
-from shared.replica.engine import StepBatch, StepResult
-from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
+from tests.services.gateway.saying_engine import saying
 from tests.services.gateway.tool_models import CALLS, TIME, USER, WEATHER, make_model
 
 CALL, OTHER_CALL = CALLS[ToolFormat.HERMES]
 HALF_PAIR = CALL.replace("Paris", "\\ud800")
 SAYINGS = (CALL, f"I look.\n{CALL}\n{OTHER_CALL}", "Ordinary words.", "<tool_call>no</tool_call>", HALF_PAIR)
-
-
-class SayingEngine:
-    """Says one of SAYINGS, the one that the request's seed counts to, with every choice, and then its EOS."""
-
-    def __init__(self, folder: Path) -> None:
-        facts, tokenizer = ModelFacts.read(folder), Tokenizer.from_folder(folder)
-        self.spec = EngineSpec(
-            MODEL, "saying", "cpu", "none", facts.max_model_len, facts.vocab_size, 16, 1024, facts.eos_token_ids
-        )
-        self._sayings = [[*tokenizer.encode(text), facts.eos_token_ids[0]] for text in SAYINGS]
-        self._said: Counter[str] = Counter()
-
-    def execute(self, batch: StepBatch) -> StepResult:
-        sampled = {}
-        for sequence in batch.sequences:
-            if sequence.needs_sample:
-                saying = self._sayings[sequence.sampling.seed % CHOICE_STRIDE % len(SAYINGS)]
-                sampled[sequence.request_id] = saying[self._said[sequence.request_id]]
-                self._said[sequence.request_id] += 1
-        logprobs = {request_id: TokenLogprobs(-0.5, [], []) for request_id in sampled}
-        return StepResult(sampled, 0.1, logprobs)
-
-    def kv_regions(self) -> str:
-        return "it has no KV"
-
-    def close(self) -> None:
-        """There is nothing to free."""
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +34,12 @@ def rig(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate
 
 @pytest.fixture
 async def client(rig: GatewayRig, folder: Path) -> AsyncIterator[openai.AsyncOpenAI]:
-    bus = await Bus.connect(rig.nats_url, "executor-0")
-    settings = ExecutorSettings(model_path=str(folder))
-    tokenizer = Tokenizer.from_folder(folder)
-    service = ExecutorService(bus, settings, SayingEngine(folder), tokenizer, SystemClock())
-    await service.start()
-    running = asyncio.create_task(service.run())
-    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as made:
+    async with saying(SAYINGS, folder, rig) as made:
         yield made
-    running.cancel()
-    await asyncio.wait((running,))
-    await service.stop()
-    await bus.close()
 
 
-def asked(saying: int, **fields: Any) -> Any:
-    return {"model": MODEL, "messages": [USER], "seed": saying, "tools": [WEATHER, TIME]} | fields
+def asked(number: int, **fields: Any) -> Any:
+    return {"model": MODEL, "messages": [USER], "seed": number, "tools": [WEATHER, TIME]} | fields
 
 
 @pytest.mark.parametrize(("saying", "city"), [(0, "Paris"), (4, "\N{REPLACEMENT CHARACTER}")])

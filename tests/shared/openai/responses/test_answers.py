@@ -10,7 +10,8 @@ from openai.types.responses.response_stream_event import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from shared.openai.completions.answers import CompletionUsage
-from shared.openai.responses.answers import ModelResponse, ResponseEvents, ended, new_response
+from shared.openai.responses.answers import ModelResponse, ended, new_response
+from shared.openai.responses.events import ResponseEvents
 from shared.openai.responses.requests import parse_response
 from shared.protocol.sampling import FinishReason
 from tests.shared.openai.responses.test_requests import MODEL, TOKENIZER, parse
@@ -129,6 +130,6 @@ def test_a_response_that_cannot_be_gone_on_with_ends_as_failed() -> None:
     stream = ResponseEvents(begun(), lambda: 20.0)
     stream.start()
     (failed,) = events(stream.fail("the executor is gone"))
-    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 4)
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 2)
     assert failed["response"]["status"] == "failed" and failed["response"]["output"] == []
     assert failed["response"]["error"] == {"code": "server_error", "message": "the executor is gone"}

@@ -165,7 +165,16 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation"),
     ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"reasoning": {"effort": "high"}}, "reasoning"),
-    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+    ({"tools": [{"type": "function", "name": "a"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"input": [USER, {"type": "reasoning", "summary": []}]}, "input[1].type"),
+    ({"input": [USER, {"type": "function_call", "call_id": "a", "name": "f"}]}, "input[1].arguments"),
+    ({"input": [USER, {"type": "function_call", "arguments": "{}", "name": "f"}]}, "input[1].call_id"),
+    ({"input": [USER, {"type": "function_call_output", "call_id": "a"}]}, "input[1].output"),
+    ({"input": [USER, {"type": "function_call_output", "call_id": "a", "output": "x"}]}, "input[1].call_id"),
     *(({name: 1}, name) for name in ("stop", "logit_bias", "presence_penalty", "guided_json", "temprature")),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": nested(700)}}}, "text.format"),
@@ -196,10 +205,10 @@ def test_stored_conversations_are_refused_with_what_to_do_instead() -> None:
     assert (refused.value.param, refused.value.code) == ("conversation", "unsupported_parameter")
 
 
-def test_items_are_messages() -> None:
+def test_items_are_messages_calls_and_their_outputs() -> None:
     for item, said in (
         ({"type": "item_reference", "id": "msg_1"}, "send the item itself"),
-        ({"type": "function_call", "role": "user", "content": "a"}, "'function_call' is not supported; only messages"),
+        ({"type": "computer_call", "call_id": "a"}, "'computer_call' is not supported; message, function_call and"),
         ({"type": "message", "content": "a"}, r"^input\[0\].role is missing$"),
     ):
         with pytest.raises(RequestError, match=said):

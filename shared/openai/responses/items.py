@@ -1,0 +1,75 @@
+"""Items of a response's input as the messages of a chat. What an assistant says and the calls right behind it are one
+message there."""
+
+from typing import Any
+
+import msgspec
+
+from shared.openai.completions.prompts import ContentPart, content_text
+from shared.openai.errors import RequestError
+
+TEXT_PARTS = ("input_text", "output_text", "text")
+SUPPORTED = "message, function_call and function_call_output are"
+
+Messages = list[dict[str, Any]]  # of a chat completion
+
+
+class InputItem(msgspec.Struct):
+    """One item of the input; without a type it is a message. ``call_id`` is of a ``function_call``, with ``name`` and
+    ``arguments``, and of a ``function_call_output``, with ``output``."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ContentPart] | None = None
+
+
+class ChatMessages:
+    """``places``: where in the input stands what a chat has at a place."""
+
+    def __init__(self, items: list[InputItem]) -> None:
+        """Raises RequestError."""
+        self.messages: Messages = []
+        self.places: dict[str, str] = {}
+        for index, item in enumerate(items):
+            self._add(f"input[{index}]", item)
+
+    def _add(self, where: str, item: InputItem) -> None:
+        if item.type == "item_reference":
+            raise RequestError("items are not stored here; send the item itself", f"{where}.type", "unsupported_value")
+        if item.type == "message":
+            role, content = _required(where, item, "role"), content_text(f"{where}.content", item.content, TEXT_PARTS)
+            self._add_message(where, {"role": role, "content": content})
+        elif item.type == "function_call":
+            self._add_call(where, item)
+        elif item.type == "function_call_output":
+            call_id, _ = _required(where, item, "call_id"), _required(where, item, "output")
+            output = content_text(f"{where}.output", item.output, TEXT_PARTS)
+            self.places[f"messages[{len(self.messages)}].tool_call_id"] = f"{where}.call_id"
+            self._add_message(where, {"role": "tool", "tool_call_id": call_id, "content": output})
+        else:
+            message = f"an input item of type {item.type!r} is not supported; {SUPPORTED}"
+            raise RequestError(message, f"{where}.type", "unsupported_value")
+
+    def _add_message(self, where: str, message: dict[str, Any]) -> None:
+        self.places[f"messages[{len(self.messages)}]"] = where
+        self.messages.append(message)
+
+    def _add_call(self, where: str, item: InputItem) -> None:
+        function = {name: _required(where, item, name) for name in ("name", "arguments")}
+        call = {"id": _required(where, item, "call_id"), "type": "function", "function": function}
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self._add_message(where, {"role": "assistant", "content": ""})
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        self.places[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}].function"] = where
+        calls.append(call)
+
+
+def _required(where: str, item: InputItem, name: str) -> Any:
+    value = getattr(item, name)
+    if value is None:
+        raise RequestError(f"{where}.{name} is missing", f"{where}.{name}")
+    return value
