@@ -147,6 +147,7 @@ def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
         ({"strategy": {"budget_ms": "fast"}}, "budget_ms"),
         ({"executors": [{"replicas": 2}]}, "name"),
         ({"executors": [{"name": "Mixed"}]}, "name"),
+        *(({"fullnameOverride": name}, "fullnameOverride") for name in ("l" * 27, "LLM", "a.b", "-a", "a-", "1a", "a b")),
         ({"executors": [{"name": "mixed", "role": "stern"}]}, "role"),
         ({"executors": [{"name": "mixed", "model": "another"}]}, "there is no model another in model"),
         ({"executors": [{"name": "mixed", "resources": {"requests": {"cpu": "much"}, "limits": {"cpu": 1}}}]}, "cpu"),
@@ -192,6 +193,13 @@ def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
 def test_values_that_are_wrong_are_refused_by_name(values: Object, message: str) -> None:
     with pytest.raises(Exception, match=re.escape(message)):
         render(values)
+
+
+def test_all_names_begin_with_the_one_that_is_given() -> None:
+    name = "production-llm-1-eu-west-1"
+    assert len(name) == 26 and {each["metadata"]["name"] for each in render({"fullnameOverride": name})} > {
+        *(f"{name}-gateway", f"{name}-executor-mixed", f"{name}-profiler")
+    }
 
 
 def test_the_schema_knows_the_settings_of_the_code() -> None:
