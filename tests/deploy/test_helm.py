@@ -147,7 +147,10 @@ def test_the_board_is_where_the_sidecar_of_grafana_looks() -> None:
         ({"strategy": {"budget_ms": "fast"}}, "budget_ms"),
         ({"executors": [{"replicas": 2}]}, "name"),
         ({"executors": [{"name": "Mixed"}]}, "name"),
-        *(({"fullnameOverride": name}, "fullnameOverride") for name in ("l" * 27, "LLM", "a.b", "-a", "a-", "1a", "a b")),
+        *(
+            ({"fullnameOverride": name}, "fullnameOverride")
+            for name in ("l" * 27, "LLM", "a.b", "-a", "a-", "1a", "a b")
+        ),
         ({"executors": [{"name": "mixed", "role": "stern"}]}, "role"),
         ({"executors": [{"name": "mixed", "model": "another"}]}, "there is no model another in model"),
         ({"executors": [{"name": "mixed", "resources": {"requests": {"cpu": "much"}, "limits": {"cpu": 1}}}]}, "cpu"),
