@@ -31,6 +31,7 @@ from shared.protocol.offline.requests import OfflineLength
 from shared.protocol.profiling.latency_models import FittedModel, LatencyModelRecord
 from shared.protocol.profiling.slo_profile import SloProfileRecord
 from shared.simulation.executor import FIRST_OUTPUT_ID
+from shared.simulation.link import Link
 from shared.simulation.setup import ExecutorSetup
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class SloJob(msgspec.Struct, frozen=True):
             planner=model,
             latency=model.scaled(1 / mean_of_noise),
             noise=noise,
+            link=Link(latency_s=self.pools.handover_ms / 1e3),
         )
 
     def _prompts(self, model: LatencyModel) -> list[OfflinePrompt]:

@@ -1,6 +1,7 @@
 """What executors of one kind serve to online users, as gateways and heartbeats tell it."""
 
 from services.profiler.slo.workload import ALL_MIXED, SPAN_S, Pools, Workload, WorkloadRecorder, recorded
+from shared.latency.histogram import LatencyHistogram
 from shared.protocol.executors import Heartbeat
 from shared.protocol.profiling.online import OnlineLatencies, OnlineServed
 from shared.scheduling.placement.role import Role
@@ -24,6 +25,7 @@ class OnlineWatch:
         self._steps_offline: dict[str, tuple[str, int]] = {}  # executor -> its epoch and its counter
         self._offline_ran = False
         self._pools: dict[str, tuple[float, Role]] = {}  # executor -> when it has beaten last, and what it is
+        self._handover_ms = Rolling(SPAN_S, LatencyHistogram)
 
     def on_served(self, now_s: float, served: OnlineServed) -> None:
         """A gateway's report; ``now_s`` is monotonic. Nothing stays of an executor of which none came for so long that
@@ -37,7 +39,9 @@ class OnlineWatch:
         self._fresh.merge(served.latencies)
 
     def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
-        """Tells whether offline work has run since the one before. ``now_s`` is monotonic."""
+        """Tells whether offline work has run since the one before, and how long requests took to move. ``now_s`` is
+        monotonic."""
+        self._handover_ms.add(now_s, beat.handover_ms)
         self._pools[beat.info.executor_id] = now_s, beat.info.pool
         self._pools = {key: each for key, each in self._pools.items() if each[0] > now_s - GONE_S}
         info, steps_offline = beat.info, beat.counters.steps_offline
@@ -53,10 +57,14 @@ class OnlineWatch:
 
     @property
     def pools(self) -> Pools:
-        """That there are by now."""
+        """That there are by now. Requests move as fast as half of them did: who waits for others on the link does so in
+        a search, too."""
         roles = [role for _, role in self._pools.values()]
         num_strict = roles.count(Role.STRICT)
-        return Pools(len(roles), num_strict) if 0 < num_strict < len(roles) else ALL_MIXED
+        if not 0 < num_strict < len(roles):
+            return ALL_MIXED
+        last_s = max(beaten_s for beaten_s, _ in self._pools.values())
+        return Pools(len(roles), num_strict, self._handover_ms.total(last_s).quantile_ms(0.5) or 0.0)
 
     def workload(self, unix_s: float) -> Workload | None:
         """Of the executor with the most requests, or of all where there are pools; None where none has two."""

@@ -48,10 +48,11 @@ class Workload:
 @dataclass(frozen=True, slots=True)
 class Pools:
     """Executors that share a workload, ``num_strict`` of them strict and the others for prompts. One alone has its own:
-    then nothing moves."""
+    then nothing moves. ``handover_ms``: for which a request that moves has no step."""
 
     num_executors: int = 1
     num_strict: int = 0
+    handover_ms: float = 0.0
 
 
 ALL_MIXED = Pools()

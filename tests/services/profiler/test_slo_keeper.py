@@ -21,6 +21,7 @@ from shared.protocol.profiling.slo_profile import Knob, SloProfileRecord
 from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import KEY, executor_info
+from tests.shared.latency.test_histogram import histogram_of
 
 SLOS = "tbt_mean<=30ms, ttft_p99<=500ms"
 COEFFICIENTS = (10.0, 0.1, 1e-4, 0.0, 0.0, 0.2, 0.2, 0.0)
@@ -302,14 +303,15 @@ def test_a_profile_of_another_strategy_or_other_limits_is_searched_for_again() -
     assert kept.search_because(81.0, BEGIN_S + 20) == ""
 
 
-def beat(kept: SloKeeper, now_s: float, executor_id: str, role: Role) -> None:
+def beat(kept: SloKeeper, now_s: float, executor_id: str, role: Role, *held_ms: float) -> None:
+    """``held_ms``: of what has left it since the one before."""
     info = msgspec.structs.replace(kept.info, executor_id=executor_id, role=role, kv_link="sim")
-    kept.online.on_heartbeat(now_s, Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, 0, 10))
+    handover_ms = histogram_of([*held_ms])
+    kept.online.on_heartbeat(now_s, Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, 0, 10, handover_ms=handover_ms))
 
 
-def test_executors_of_pools_are_searched_for_together() -> None:
-    """Requests end on the strict one, whose prompts others compute: alone it seemed to keep no SLO, so that no offline
-    work ran beside online requests."""
+def keeper_of_pools() -> SloKeeper:
+    """Of three executors."""
     kept = keeper("tbt_p99<=60ms")
     kept.model = model()
     for executor_id, role in (("strict", Role.STRICT), ("one", Role.RELAXED), ("other", Role.RELAXED)):
@@ -319,6 +321,13 @@ def test_executors_of_pools_are_searched_for_together() -> None:
         arrivals = sorted(BEGIN_S + rng.uniform(0.0, 20.0) for _ in range(60))
         finished = [FinishedOnline(arrival_s, 1500, 20) for arrival_s in arrivals]
         kept.online.on_served(20.0, OnlineServed(executor_id, "g", 0.0, None, len(finished), finished))
+    return kept
+
+
+def test_executors_of_pools_are_searched_for_together() -> None:
+    """Requests end on the strict one, whose prompts others compute: alone it seemed to keep no SLO, so that no offline
+    work ran beside online requests."""
+    kept = keeper_of_pools()
     job = kept.job(["tbt_p99<=60ms"], BEGIN_S + 20, "first")
     assert job is not None and len(job.requests) == 120 and job.pools == Pools(3, 1)
     record = job.run()
@@ -328,6 +337,24 @@ def test_executors_of_pools_are_searched_for_together() -> None:
     for executor_id in ("strict", "one"):
         beat(kept, 100.0, executor_id, Role.MIXED if executor_id == "strict" else Role.RELAXED)
     assert "another executor: strict none instead of 1" in kept.search_because(100.0, BEGIN_S + 20)
+
+
+def test_while_a_request_moves_it_has_no_tokens() -> None:
+    """One in twenty of theirs is late by a move. The search had them move in no time, and offline work ran where
+    nothing could keep the SLO."""
+    kept = keeper_of_pools()
+    beat(kept, 1.0, "one", Role.RELAXED, *[50.0] * 20, *[400.0] * 5)
+    beat(kept, 2.0, "other", Role.RELAXED, *[50.0] * 20)
+    job = kept.job(["tbt_p99<=60ms"], BEGIN_S + 20, "first")
+    assert job is not None and job.pools.handover_ms == pytest.approx(50.0, rel=0.02)
+    record = msgspec.json.decode(msgspec.json.encode(job), type=SloJob).run()
+    assert not record.reachable
+    (alone,) = record.trials
+    assert 60.0 < (alone.verdicts[0].value_ms or 0.0) < 90.0
+    long_after_s = 650.0
+    for executor_id, role in (("strict", Role.STRICT), ("one", Role.RELAXED)):
+        beat(kept, long_after_s, executor_id, role)
+    assert kept.online.pools == Pools(2, 1)
 
 
 @pytest.mark.parametrize("strategy", [Strategy.of("hygen-star", offline_qps=1.0), Strategy.of("bros")])
