@@ -109,6 +109,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: Annotated[
         float, Meta(description="a client that does not read for so long is cut off, its request aborted", gt=0)
     ] = 60.0
+    stream_comment_s: Annotated[
+        float,
+        Meta(description="a stream that is silent for so long sends a comment, as proxies need it; 0: none", ge=0),
+    ] = 15.0
     drain_s: Annotated[
         float,
         Meta(description="in which open answers may end when the gateway stops; the rest end with an error", ge=0),

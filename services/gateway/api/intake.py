@@ -107,7 +107,7 @@ async def answer(
     if completion.stream:
         assert writer is not None
         events = _events(choices, await writer_of(choices, writer), context.models.of(completion.model).tokenizer, keep)
-        return EventSource(events, aclosing(choices), headers)
+        return EventSource(events, aclosing(choices), headers, context.settings.stream_comment_s)
     async with aclosing(choices):
         if not await unless_gone(request.receive, choices.finished()):
             return Response(status_code=CLIENT_CLOSED_REQUEST)

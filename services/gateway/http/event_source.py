@@ -7,8 +7,9 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+COMMENT = b": nothing yet\n\n"  # clients pass over it
 HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # proxies must pass events on at once
@@ -24,7 +25,8 @@ class Streamed(StreamingResponse):
 
 
 class EventSource(Streamed):
-    """Of events."""
+    """Of events, and of comments while none comes: proxies cut a connection that is silent for long, as a rule for a
+    minute."""
 
     media_type = "text/event-stream"
 
@@ -33,15 +35,52 @@ class EventSource(Streamed):
         events: AsyncGenerator[bytes, None],
         during: AbstractAsyncContextManager[Any],
         headers: Mapping[str, str] | None = None,
+        comment_s: float = 0.0,
     ) -> None:
-        """``during`` is entered before the answer starts, so that an error in it is answered, and left at its end."""
+        """``during`` is entered before the answer starts, so that an error in it is answered, and left at its end.
+        ``comment_s``: of silence before a comment; 0: there is none."""
         super().__init__(events, headers={**HEADERS, **(headers or {})})
+        self._comment_s = comment_s
         self._events = events
         self._during = during
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._during, aclosing(self._events):
             await super().__call__(scope, receive, send)
+
+    async def stream_response(self, send: Send) -> None:
+        if not self._comment_s:
+            await super().stream_response(send)
+            return
+        line = _Line(send)
+        async with asyncio.TaskGroup() as tasks:
+            commenting = tasks.create_task(line.comment(self._comment_s))
+            await super().stream_response(line.send)
+            commenting.cancel()
+
+
+class _Line:
+    """To a client: one message at a time, and the time since which there was none."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._sent_s = self._loop.time()
+
+    async def send(self, message: Message) -> None:
+        async with self._lock:
+            await self._send(message)
+        self._sent_s = self._loop.time()
+
+    async def comment(self, silence_s: float) -> None:
+        """Until cancelled."""
+        while True:
+            left_s = self._sent_s + silence_s - self._loop.time()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                await self.send({"type": "http.response.body", "body": COMMENT, "more_body": True})
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
