@@ -18,8 +18,10 @@ from shared.protocol.profiling.measurements import BUSY, REPLACED, LatencySample
 
 logger = logging.getLogger(__name__)
 
-LIMIT_S = 24.0  # no shape starts after this
-GRACE_S = 5.0  # for the shape that runs at the limit: a sweep takes less than 30 s
+LIMIT_S = 24.0  # no shape starts after this, or later where an executor is slow:
+SLOW_STEPS = 40  # after the time of so many of the shortest steps,
+SLOW_LIMIT_S = 60.0  # which is no more than this
+GRACE_S = 5.0  # for the shape that runs at the limit: a sweep takes less than 30 s, of a slow executor 65 s
 SILENCE_S = 5.0  # without a heartbeat: the executor is gone
 ENOUGH_SHAPES = 12
 MOST_SHARE = 0.5  # of the time that is left, for one shape
@@ -76,7 +78,7 @@ class Sweep:
     _speed: Speed = field(init=False, default_factory=Speed)
 
     def __post_init__(self) -> None:
-        self._end_s = self.clock.monotonic_s() + self.limit_s
+        self._begin_s = self.clock.monotonic_s()
 
     async def run(self) -> list[MeasuredShape]:
         """In the order of ``sweep_shapes``, as far as the time goes; in the place of one that may take too much of it a
@@ -165,7 +167,8 @@ class Sweep:
         return self._speed.expected_ms(num_tokens(shape)) * shape.repeats / 1e3
 
     def _left_s(self) -> float:
-        return self._end_s - self.clock.monotonic_s()
+        slow_s = min(SLOW_LIMIT_S, SLOW_STEPS * self._speed.expected_ms(1) / 1e3)
+        return self._begin_s + max(self.limit_s, slow_s) - self.clock.monotonic_s()
 
     def _log(self, event: str, done: int, total: int) -> None:
         ids = {"executor_id": self.info.executor_id, "profile_key": self.info.profile_key}

@@ -329,16 +329,16 @@ class SlowExecutor(MeasuringExecutor):
         return MeasuredShape(measured.shape, latencies_ms)
 
 
-@pytest.mark.parametrize("factor", [1.0, 6.0, 10.0, 15.0])
+@pytest.mark.parametrize("factor", [1.0, 6.0, 10.0, 15.0, 25.0, 40.0])
 async def test_a_slow_executor_has_prompts_of_some_length_measured(bus: Bus, factor: float) -> None:
     """A token of a short one takes long, since any step does: longer ones were passed over, and one of 512 tokens was
-    predicted at 22 times its time."""
+    predicted at 22 times its time. A very slow one has more time: steps of a second left none for such prompts."""
     load, clock = LoadWatch(bus), ManualClock()
     await load.start()
     info = executor_info(max_num_seqs=256, max_model_len=8192, largest=StepSizes(2048, 512))
     async with SlowExecutor(bus, info, factor, clock):
         measured = await Sweep(bus, load, clock, info, lambda measured, total: None).run()
-    assert clock.now_s < 30.0
+    assert clock.now_s < (30.0 if factor <= 15.0 else 65.0)
     found = fit_best([Observation(each.shape, latency) for each in measured for latency in each.latencies_ms])
     assert found is not None
     for shape in (make_shape([512]), make_shape([128], [500] * 8), make_shape((), [300] * 64)):
