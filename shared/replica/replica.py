@@ -116,19 +116,20 @@ class Replica:
             self._foresight.err()
         self._admit(request, hashes)
 
-    def take_in_late(self, plan: StepPlan) -> None:
+    def take_in_late(self, plan: StepPlan, ended: Container[str] = ()) -> None:
         """Of a plan that came too late for its step: its requests wait for the next."""
         self._foresight.err()
-        self.take_in(plan)
+        self.take_in(plan, ended)
 
-    def take_in(self, plan: StepPlan) -> None:
-        """What a plan brings, beside its batch; nothing of one that was looked at before: who has left since is not to
-        come again."""
+    def take_in(self, plan: StepPlan, ended: Container[str] = ()) -> None:
+        """What a plan brings, beside its batch, but for those that have ``ended``; nothing of one that was looked at
+        before: who has left since is not to come again."""
         if plan is self._taken_in:
             return
         self._taken_in = plan
         for request in plan.admitted:
-            self._admit(request)
+            if request.request_id not in ended:
+                self._admit(request)
         if plan.readers is not None:
             self._readers.follow(plan.readers.since_s, plan.readers.number)
             for request, runs in zip(plan.admitted, plan.readers.entering, strict=False):  # where some are not taken

@@ -1,6 +1,7 @@
 """SCHEDULER of HyGen Alg. 2 (lines 22-33) without queues and engine: what an executor runs next, and what it says of
 it. Synchronous: the live loop and the simulator feed it."""
 
+from collections import deque
 from collections.abc import Sequence
 
 from shared.latency.model import LatencyModel
@@ -9,6 +10,8 @@ from shared.replica.ahead import Running
 from shared.replica.outputs import Ended, ended_request
 from shared.replica.replica import Replica
 from shared.scheduling.policy import Policy
+
+NUM_LATELY = 64  # steps with ends that are remembered
 
 
 class StepPlanner:
@@ -27,6 +30,7 @@ class StepPlanner:
         self._num_given = 0  # requests to other executors, when it last had nothing to run
         self._tells_all = True
         self._ended: list[EndedRequest] = []  # since the last message
+        self._lately: deque[tuple[int, list[str]]] = deque(maxlen=NUM_LATELY)  # who ended, and the step that tells it
 
     @property
     def is_idle(self) -> bool:
@@ -42,11 +46,14 @@ class StepPlanner:
     def take_plan(self, plan: StepPlan, is_late: bool = False) -> None:
         """Keep the plan of a step to come. Of one whose step has started already, or which ``is_late`` for another
         reason, the requests are taken: they wait for the next, so that offline work goes on where plans come later than
-        steps start. One of a step that nobody can plan yet makes no sense, and is dropped."""
+        steps start; but not those that have ended since, of which it could not know: where a plan and the word that
+        nothing runs cross on their way, it is made again. One of a step that nobody can plan yet makes no sense, and is
+        dropped."""
         self._tells_all = self._tells_all or plan.wants_all
         if plan.step < self.step or is_late:
             self._replica.totals.plans_stale += 1
-            self._replica.take_in_late(plan)
+            ended = {each for step, ids in self._lately if step > plan.step for each in ids}
+            self._replica.take_in_late(plan, ended)
         elif plan.step <= self.step + self._depth:
             self._plans[plan.step] = plan
         else:
@@ -106,6 +113,8 @@ class StepPlanner:
         """Who left since the last call; the next message tells of them."""
         ended = self._replica.take_ended()
         self._ended += [ended_request(each) for each in ended]
+        if ended:
+            self._lately.append((self.step, [each.sequence.request_id for each in ended]))
         return ended
 
     def _next_plan(self) -> StepPlan | None:

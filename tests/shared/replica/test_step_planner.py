@@ -92,6 +92,20 @@ def test_a_plan_that_comes_too_late_leaves_its_requests(is_late: bool) -> None:
     assert not planner.has_plan and replica.totals.plans_stale == 1 and "late" in replica.table
 
 
+def test_what_has_ended_does_not_come_again_with_a_plan_that_could_not_know() -> None:
+    """With one that was made when that was told it does: it is to be tried again."""
+    planner, replica = make_planner()
+    short = request_of("short", Kind.OFFLINE, max_tokens=1)
+    planner.take_plan(plan_of(0, short))
+    assert run(planner, replica) is PlanSource.PLAN
+    assert [each.sequence.request_id for each in planner.take_ended()] == ["short"]
+    planner.take_plan(plan_of(0, short, request_of("other", Kind.OFFLINE)))
+    assert [each.request_id for each in replica.table] == ["other"] and replica.totals.plans_stale == 1
+    run(planner, replica)
+    planner.take_plan(plan_of(1, short))
+    assert [each.request_id for each in replica.table] == ["other", "short"]
+
+
 def test_a_plan_of_which_nothing_is_left_gives_way_to_one_made_here() -> None:
     planner, replica = make_planner()
     replica.submit(request_of("on", max_tokens=2))

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -126,6 +127,21 @@ def test_requests_of_plans_that_come_too_late_run_all_the_same() -> None:
     (executor,) = run.system.executors.values()
     assert executor.replica.totals.steps_local > 200 and executor.replica.totals.plans_stale > 0
     assert list(run.ended)[-1] == "on-0" and len(run.ended) == 6
+
+
+@pytest.mark.parametrize("message_s", [0.004, 0.02])
+@pytest.mark.parametrize("num_executors", [1, 2])
+def test_requests_of_one_short_step_run_once(num_executors: int, message_s: float) -> None:
+    """A message takes about as long as such a step: that nothing runs is told while a plan is on its way."""
+    run = Run([make_setup()] * num_executors, message_s)
+    for number in range(60):
+        asked = make_online(number, 0.0)
+        asked = replace(asked, request_id=f"batch.{number}", kind=Kind.OFFLINE, sampling=SamplingParams(1))
+        num_tokens = len(asked.prompt_token_ids)
+        waiting = Request(asked.request_id, Kind.OFFLINE, num_tokens, num_tokens + 1), PackedRequest.of(asked)
+        run.system.events.at(0.013 * number, partial(run.system.queue.add, [waiting]))
+    run.play([])
+    assert run.ended == Counter(f"batch.{number}" for number in range(60))
 
 
 def test_a_deeper_pipeline_does_more_at_a_time() -> None:
