@@ -122,6 +122,7 @@ class Supervisor:
             self._keep([nats_command(self._data_dir, port)])
             self._address = own_address(self._data_dir, port)
         bus = await Bus.connect(self._address, "supervisor")
+        self._write_stack()  # a bus that was there has started no process of ours
         try:
             await (await Keys.on(bus)).require_any(gateway_access(self._options, os.environ))
             models = self._options.models

@@ -510,6 +510,22 @@ async def test_a_service_that_a_signal_without_a_name_ends_is_started_again(tmp_
     assert any("service ended by itself (signal 40); starting it again" in line for line in progress.lines)
 
 
+async def test_a_stack_on_a_bus_that_is_there_can_be_asked_while_its_model_is_prepared(
+    tmp_path: Path, nats_url: str
+) -> None:
+    """Which may take as long as a download does."""
+
+    class AskingProgress(SilentProgress):
+        def step(self, text: str, detail: str = "") -> None:
+            if text.startswith("preparing"):
+                found.append(DataDir(options.data_dir).read_stack())
+
+    options, found = StackOptions(model=str(tmp_path / "none"), port=free_port(), data_dir=tmp_path, nats=nats_url), []
+    with pytest.raises(StackError, match="none cannot be used"):
+        await Supervisor(options, AskingProgress(), print, show_essentials).run()
+    assert [(stack.nats_url, stack.ready, stack.processes) for stack in found] == [(nats_url, False, {})]
+
+
 async def test_a_stack_whose_model_is_unknown_ends_with_the_reason(tmp_path: Path) -> None:
     options = StackOptions(model=str(tmp_path / "no-model"), port=free_port(), data_dir=tmp_path / "data")
     progress = SilentProgress()
