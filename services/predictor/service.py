@@ -211,11 +211,10 @@ class Predictor(Service):
         return LatencyModelRecord(profile_key, model, *quality, fitted.linear, *drift)
 
     async def _spec(self, profile_key: str, kind: WatchedKind) -> EngineSpec | None:
-        """Of the executors of the kind, of which one may be gone since it told its samples."""
-        if kind.spec is None:
-            entries = [entry.value for entry in await self._executors.entries()]
-            specs = (info.spec for info in entries if info is not None and info.profile_key == profile_key)
-            kind.spec = next(specs, None)
+        """Of the executor of the kind that registered last; it may be gone since it told its samples."""
+        for entry in await self._executors.entries():
+            if entry.value is not None and entry.value.profile_key == profile_key:
+                kind.spec = entry.value.spec
         return kind.spec
 
     def _is_due(self, kind: WatchedKind) -> bool:

@@ -26,7 +26,7 @@ class WatchedKind:
         self.record: LatencyModelRecord | None = None
         self.revision = 0
         self.model: FittedModel | None = None
-        self.spec: EngineSpec | None = None  # of its executors, once one is known
+        self.spec: EngineSpec | None = None  # of its executors, the newest that is known
         self.heard_s = -math.inf  # monotonic, of its last sample
         self._detector: DriftDetector | None = None
         self._goes_by_sweeps = True  # nothing else is known of the machine

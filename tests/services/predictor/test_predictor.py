@@ -1,6 +1,7 @@
 """The predictor service on a real bus."""
 
 import random
+from functools import partial
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from services.predictor.settings import PredictorSettings
 from services.profiler.simulation.setup import Machine
 from shared.bus import Bus
 from shared.clock import SystemClock
+from shared.latency.architectures import Architecture
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
@@ -224,6 +226,26 @@ async def test_a_roofline_is_fitted_where_the_executor_tells_its_model(bus: Bus)
             await send(bus, mixed_shapes(100), slower)
         again = await model_of(bus, newer_than=revision)
         assert again.kind == "roofline"
+
+
+async def test_a_roofline_is_that_of_the_model_that_has_the_name_now(bus: Bus) -> None:
+    """A folder may have another model in it than before, and the executor is of the same kind."""
+    executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+
+    async def is_of(architecture: Architecture | None) -> bool:
+        entries = [entry.value for entry in await models.entries() if entry.value is not None]
+        return any(
+            isinstance(each.model, RooflineRates) and each.model.architecture == architecture for each in entries
+        )
+
+    async with running(predictor(bus, latency_model="roofline", min_samples=100)):
+        for name in ("llama2-7b", "opt-30b"):
+            setup = Machine(name, "a100-80g").setup(Strategy(), 0)
+            await executors.put("executor-0", msgspec.structs.replace(setup.info("executor-0"), profile_key=KEY))
+            for _ in range(6):
+                await send(bus, mixed_shapes(100), setup.latency)
+            await until(partial(is_of, setup.spec.architecture), timeout_s=30.0)
 
 
 async def test_too_few_samples_and_senseless_ones_make_no_model(bus: Bus) -> None:
