@@ -92,10 +92,9 @@ RESPONSE_FIELDS = OtherFields(
         "background": (False,),
         "conversation": (),
         "context_management": (),
-        "include": (["reasoning.encrypted_content"],),  # the model has no reasoning to include
+        "include": (["reasoning.encrypted_content"],),  # reasoning is there in plain
         "moderation": (),
         "prompt": (),
-        "reasoning": ({"effort": "none"},),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     },

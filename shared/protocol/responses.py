@@ -10,7 +10,8 @@ from shared.protocol.access.owners import owner_of
 class StoredResponse(msgspec.Struct, frozen=True):
     """``key_name``, ``organization``: of the key that it was made with; empty without. ``input``: the messages of its
     own request; ``before``: those of the responses that it goes on from. Messages are those of a chat completion, and
-    none is of ``instructions``. ``calls``: of tools in its output, as a chat's message has them."""
+    none is of ``instructions``. ``calls`` and ``reasoning``: in its output, as a chat's message has
+    them."""
 
     id: str
     key_name: str = msgspec.field(name="owner")
@@ -20,6 +21,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
     output: str
     organization: str = ""
     calls: list[dict[str, Any]] = []
+    reasoning: str = ""
 
     @property
     def owner(self) -> str:
@@ -28,5 +30,6 @@ class StoredResponse(msgspec.Struct, frozen=True):
     @property
     def conversation(self) -> list[dict[str, Any]]:
         """What a response that goes on from it has before its own input."""
-        said = {"role": "assistant", "content": self.output} | ({"tool_calls": self.calls} if self.calls else {})
+        beside = {"tool_calls": self.calls, "reasoning": self.reasoning}
+        said = {"role": "assistant", "content": self.output} | {name: each for name, each in beside.items() if each}
         return [*self.before, *self.input, said]

@@ -13,8 +13,9 @@ from services.gateway.http.operation import JsonResponse, answers, events_of, js
 from services.gateway.live.choices import Choices
 from shared.openai.errors import RequestError
 from shared.openai.objects import DeletedResponse, Page
-from shared.openai.responses.answers import FunctionCall, ModelResponse, OutputMessage, ended, new_response
+from shared.openai.responses.answers import ModelResponse, ended, new_response
 from shared.openai.responses.events import ResponseEvents
+from shared.openai.responses.output import FunctionCall, OutputMessage, ReasoningItem, ReasoningText, TextItem
 from shared.openai.responses.requests import (
     NOT_STORED,
     RESPONSES,
@@ -57,7 +58,7 @@ class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="fun
     status: Literal["completed"] = "completed"
 
 
-InputItem = InputMessage | FunctionCall | FunctionCallOutput
+InputItem = InputMessage | ReasoningItem | FunctionCall | FunctionCallOutput
 
 
 class InputItemList(Page[InputItem], frozen=True):
@@ -76,15 +77,16 @@ class AnswerInHand:
         self._ended_s: float | None = None
 
     def events(self, choices: Choices) -> ResponseEvents:
-        return ResponseEvents(self._begun(choices), self._now_s, self._asked.completion.tools)
+        completion = self._asked.completion
+        return ResponseEvents(self._begun(choices), self._now_s, completion.tools, completion.reasoning)
 
     def body(self, choices: Choices) -> ModelResponse:
         output = choices.first.output
         completion = self._asked.completion
         tokenizer = self._context.models.of(completion.model).tokenizer
         text, _ = shown_output(tokenizer, output, completion.sampling, shows_calls=completion.tools is not None)
-        begun, usage = self._begun(choices), choices.usage()
-        return ended(begun, text, output.finish_reason, usage, int(self._now_s()), completion.tools)
+        begun, usage, now_s = self._begun(choices), choices.usage(), int(self._now_s())
+        return ended(begun, text, output.finish_reason, usage, now_s, completion.tools, completion.reasoning)
 
     async def keep(self, choices: Choices) -> None:
         """Before the client is told of its end: what it is told of is there. Raises BusError."""
@@ -98,9 +100,10 @@ class AnswerInHand:
             response=msgspec.Raw(msgspec.json.encode(body)),
             before=self._asked.before,
             input=self._asked.input,
-            output="".join(item.content[0].text for item in body.output if isinstance(item, OutputMessage)),
+            output=_text_of(body, OutputMessage),
             organization=organization,
             calls=[_chat_call(item) for item in body.output if isinstance(item, FunctionCall)],
+            reasoning=_text_of(body, ReasoningItem),
         )
         await self._context.responses.add(stored)
 
@@ -149,8 +152,8 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """What it answers, messages and calls with their outputs: its own input, and that and the output of the responses
-    that it went on from."""
+    """What it answers, messages, thoughts, calls and their outputs: its own input, and that and the output of the
+    responses that it went on from."""
     stored = await _stored(request, response_id)
     messages = enumerate([*stored.before, *stored.input])
     items = [item for index, message in messages for item in _items(f"{index}_{stored.id}", message)]
@@ -197,11 +200,18 @@ def _items(place: str, message: dict[str, Any]) -> Iterator[InputItem]:
     if role == "tool":
         yield FunctionCallOutput(f"fco_{place}", message["tool_call_id"], content)
         return
-    if content or not calls:
+    if thought := message.get("reasoning"):
+        yield ReasoningItem(f"rs_{place}", "completed", [ReasoningText(thought)])
+    if content or not (calls or thought):
         kind: Literal["input_text", "output_text"] = "output_text" if role == "assistant" else "input_text"
         yield InputMessage(f"msg_{place}", role, [InputText(content, kind)])
     for number, call in enumerate(calls):
         yield FunctionCall(f"fc_{place}_{number}", call["id"], **call["function"])
+
+
+def _text_of(body: ModelResponse, kind: type[TextItem]) -> str:
+    """Of its items of the kind."""
+    return "".join(item.content[0].text for item in body.output if isinstance(item, kind))
 
 
 def _chat_call(call: FunctionCall) -> dict[str, Any]:

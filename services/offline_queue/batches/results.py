@@ -106,7 +106,7 @@ class ResultWriter:
         output = result.choices[0]
         text, _ = shown_output(self._tokenizer, output, line.sampling, shows_calls=line.tools is not None)
         usage = CompletionUsage.of(line.num_prompt_tokens, len(output.token_ids), result.num_cached_tokens)
-        return ended(begun, text, output.finish_reason, usage, None, line.tools)
+        return ended(begun, text, output.finish_reason, usage, None, line.tools, line.reasoning)
 
     def _embedding(self, line: BatchLine, shape: EmbeddingShape, result: OfflineResult) -> EmbeddingList:
         assert result.embedding is not None, "one without its embedding has failed"

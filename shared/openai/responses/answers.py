@@ -7,48 +7,25 @@ import msgspec
 from msgspec.structs import replace
 
 from shared.openai.completions.answers import CompletionUsage
-from shared.openai.responses.requests import ResponseRequest
+from shared.openai.reasoning import Reasoning
+from shared.openai.responses.output import (
+    RESPONSE_PREFIX,
+    FunctionCall,
+    OutputItem,
+    OutputParser,
+    Piece,
+    Status,
+    next_item,
+    num_calls,
+)
+from shared.openai.responses.requests import ReasoningOptions, ResponseRequest
 from shared.openai.responses.tools import FunctionTool, shown_tool_choice
-from shared.openai.tools.calls import Piece, ToolCallParser, ToolUse
-from shared.openai.tools.definitions import finish_reason_of, message_call
+from shared.openai.tools.calls import ToolUse
+from shared.openai.tools.definitions import finish_reason_of
 from shared.protocol.offline.batches import Usage
 from shared.protocol.sampling import FinishReason
 
-RESPONSE_PREFIX = "resp_"
 REPEATED = ("instructions", "max_output_tokens", "prompt_cache_key", "safety_identifier", "user")  # as in the body
-
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
-
-
-class OutputText(msgspec.Struct, frozen=True):
-    """A message's content."""
-
-    text: str
-    type: Literal["output_text"] = "output_text"
-    annotations: list[dict[str, Any]] = []
-    logprobs: list[dict[str, Any]] = []
-
-
-class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """What the model said."""
-
-    id: str
-    status: Status
-    content: list[OutputText]
-    role: Literal["assistant"] = "assistant"
-
-
-class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
-    """A call of a function; its output comes back by its ``call_id``. ``arguments``: JSON of an object."""
-
-    id: str
-    call_id: str
-    name: str
-    arguments: str
-    status: Status = "completed"
-
-
-OutputItem = OutputMessage | FunctionCall
 
 
 class ResponseError(msgspec.Struct, frozen=True):
@@ -62,13 +39,6 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
     """Why the output is cut."""
 
     reason: str
-
-
-class Reasoning(msgspec.Struct, frozen=True):
-    """There is none apart from the output."""
-
-    effort: None = None
-    summary: None = None
 
 
 class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +61,7 @@ class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: str | None = None
     prompt_cache_key: str | None
-    reasoning: Reasoning = Reasoning()
+    reasoning: ReasoningOptions = ReasoningOptions()
     safety_identifier: str | None
     service_tier: str
     store: bool = False
@@ -118,6 +88,7 @@ def new_response(request: ResponseRequest, request_id: str, created_s: int, stor
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id or None,
+        reasoning=body.reasoning or ReasoningOptions(),
         service_tier=completion.service_tier,
         store=store,
         temperature=completion.sampling.temperature,
@@ -136,14 +107,15 @@ def ended(
     usage: CompletionUsage,
     now_s: int | None,
     tools: ToolUse | None = None,
+    reasoning: Reasoning | None = None,
 ) -> ModelResponse:
     """Completed, or incomplete where the text was cut at its limit of tokens. ``now_s``: None where nobody knows;
-    ``tools``: whose calls are to be found in the text."""
+    ``tools``: whose calls are to be found in the text; ``reasoning``: that it may have before."""
     output: list[OutputItem] = []
-    for piece in _pieces_of(text, tools):
-        output.append(next_item(begun, output, piece, tools))
+    for piece in _joined(OutputParser(reasoning, tools).push(text, is_whole=True)):
+        output.append(next_item(begun.id, output, piece, tools))
     is_cut = is_cut_by(finish_reason, output, tools)
-    if is_cut and isinstance(output[-1], OutputMessage):
+    if is_cut and not isinstance(output[-1], FunctionCall):
         output[-1] = replace(output[-1], status="incomplete")
     return with_output(begun, output, is_cut, usage, now_s)
 
@@ -162,35 +134,17 @@ def with_output(
     )
 
 
-def _pieces_of(text: str, tools: ToolUse | None) -> list[Piece]:
-    """Of a whole text, each an item of its own; one at least."""
-    if tools is None:
-        return [text]
-    parser = ToolCallParser(tools)
-    pieces: list[Piece] = []
-    for piece in parser.push(text) + parser.finish():
-        if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
-            pieces[-1] += piece
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Each an item of its own; one at least."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += piece
         else:
-            pieces.append(piece)
-    return pieces or [""]
-
-
-def next_item(begun: ModelResponse, before: Sequence[OutputItem], piece: Piece, tools: ToolUse | None) -> OutputItem:
-    """Of a whole text or call after the items ``before``."""
-    request_id = begun.id.removeprefix(RESPONSE_PREFIX)
-    own = f"{request_id}_{len(before)}" if before else request_id
-    if isinstance(piece, str):
-        return OutputMessage(f"msg_{own}", "completed", [OutputText(piece)])
-    assert tools is not None
-    call = message_call(piece, tools.format, request_id, choice=0, number=_num_calls(before))
-    return FunctionCall(f"fc_{own}", call.id, piece.name, piece.arguments)
+            joined.append(piece)
+    return joined or [""]
 
 
 def is_cut_by(finish_reason: FinishReason, output: Sequence[OutputItem], tools: ToolUse | None) -> bool:
     """Whether the output is not whole."""
-    return finish_reason_of(finish_reason, _num_calls(output), tools) == FinishReason.LENGTH
-
-
-def _num_calls(output: Sequence[OutputItem]) -> int:
-    return sum(isinstance(item, FunctionCall) for item in output)
+    return finish_reason_of(finish_reason, num_calls(output), tools) == FinishReason.LENGTH

@@ -7,40 +7,49 @@ from msgspec.structs import replace
 
 from shared.openai.completions.answers import CompletionUsage
 from shared.openai.event_json import event_json
-from shared.openai.responses.answers import (
+from shared.openai.reasoning import Reasoning
+from shared.openai.responses.answers import ModelResponse, ResponseError, is_cut_by, with_output
+from shared.openai.responses.output import (
     FunctionCall,
-    ModelResponse,
     OutputItem,
-    OutputMessage,
+    OutputParser,
     OutputText,
-    ResponseError,
+    Piece,
+    ReasoningText,
     Status,
-    is_cut_by,
+    TextItem,
+    Thought,
     next_item,
-    with_output,
 )
 from shared.openai.shown_text import ShownToken
-from shared.openai.tools.calls import CalledFunction, Piece, ToolCallParser, ToolUse
+from shared.openai.tools.calls import CalledFunction, ToolUse
 from shared.protocol.sampling import FinishReason
 
-CONTENT_INDEX = 0  # a message has one text
+CONTENT_INDEX = 0  # an item has one text
 
 
 class ResponseEvents:
     """Server-sent events of one answer, numbered from 0, in the order of OpenAI's API. Text is told as it comes, a call
     once it is whole."""
 
-    def __init__(self, begun: ModelResponse, now_s: Callable[[], float], tools: ToolUse | None = None) -> None:
-        """``now_s``: unix time, asked at the end; ``tools``: whose calls are to be found in the text."""
+    def __init__(
+        self,
+        begun: ModelResponse,
+        now_s: Callable[[], float],
+        tools: ToolUse | None = None,
+        reasoning: Reasoning | None = None,
+    ) -> None:
+        """``now_s``: unix time, asked at the end; ``tools``, ``reasoning``: as of ``ended``."""
         self._begun = begun
         self._now_s = now_s
         self._tools = tools
-        self._parser = None if tools is None else ToolCallParser(tools)
+        self._parser = OutputParser(reasoning, tools)
         self._number = 0
         self._output: list[OutputItem] = []  # whole items
-        self._message: OutputMessage | None = None  # that has begun behind them
-        self._texts: list[str] = []  # of it
-        self._place: dict[str, Any] = {}  # of its text
+        self._item: TextItem | None = None  # that has begun behind them
+        self._part: OutputText | ReasoningText = OutputText("")  # of it, without its text
+        self._texts: list[str] = []
+        self._place: dict[str, Any] = {}
         self._is_cut = False
 
     def start(self) -> bytes:
@@ -50,17 +59,15 @@ class ResponseEvents:
 
     def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
         """More of it; empty where nothing is to be told of it yet."""
-        if not text:
-            return b""
-        return self._pieces([text] if self._parser is None else self._parser.push(text))
+        return self._pieces(self._parser.push(text))
 
     def finish(self, finish_reason: str, index: int = 0) -> bytes:
         """After the last text; there is one choice."""
-        shown = b"" if self._parser is None else self._pieces(self._parser.finish())
-        if not self._output and self._message is None:
-            shown += self._begin_message()
+        shown = self._pieces(self._parser.push("", is_whole=True))
+        if not self._output and self._item is None:
+            shown += self._begin_text("")
         self._is_cut = is_cut_by(FinishReason(finish_reason), self._output, self._tools)
-        return shown + self._end_message("incomplete" if self._is_cut else "completed")
+        return shown + self._end_text("incomplete" if self._is_cut else "completed")
 
     def end(self, usage: CompletionUsage) -> bytes:
         """The last event."""
@@ -73,39 +80,48 @@ class ResponseEvents:
         return self._event("response.failed", response=failed)
 
     def _pieces(self, pieces: Sequence[Piece]) -> bytes:
-        return b"".join([self._more(piece) if isinstance(piece, str) else self._call(piece) for piece in pieces])
+        shown = [self._call(each) if isinstance(each, CalledFunction) else self._more(each) for each in pieces]
+        return b"".join(shown)
 
-    def _more(self, text: str) -> bytes:
-        begun = self._begin_message() if self._message is None else b""
+    def _more(self, piece: Thought | str) -> bytes:
+        begun = b""
+        if self._item is None or isinstance(piece, Thought) is not isinstance(self._part, ReasoningText):
+            begun = self._end_text("completed") + self._begin_text(piece)
+        text = piece.text if isinstance(piece, Thought) else piece
         self._texts.append(text)
-        return begun + self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+        return begun + self._event(f"response.{self._part.type}.delta", **self._place, delta=text, **self._logprobs)
 
-    def _begin_message(self) -> bytes:
-        message = next_item(self._begun, self._output, "", self._tools)
-        assert isinstance(message, OutputMessage)
-        self._message = replace(message, status="in_progress", content=[])
-        place = {"output_index": len(self._output), "content_index": CONTENT_INDEX}
-        self._place = {"item_id": message.id} | place
-        added = self._begin(self._message)
-        return added + self._event("response.content_part.added", **self._place, part=OutputText(""))
+    def _begin_text(self, piece: Thought | str) -> bytes:
+        item = next_item(self._begun.id, self._output, piece, self._tools)
+        assert not isinstance(item, FunctionCall)
+        self._item, self._part = replace(item, status="in_progress", content=[]), replace(item.content[0], text="")
+        self._place = {"item_id": item.id, "output_index": len(self._output), "content_index": CONTENT_INDEX}
+        added = self._begin(self._item)
+        return added + self._event("response.content_part.added", **self._place, part=self._part)
 
-    def _end_message(self, status: Status) -> bytes:
+    def _end_text(self, status: Status) -> bytes:
         """Nothing where none has begun."""
-        if self._message is None:
+        if self._item is None:
             return b""
         text = "".join(self._texts)
-        message = replace(self._message, status=status, content=[OutputText(text)])
-        self._message = None
+        part = replace(self._part, text=text)
+        item = replace(self._item, status=status, content=[part])
+        self._item = None
         self._texts.clear()
         return (
-            self._event("response.output_text.done", **self._place, text=text, logprobs=[])
-            + self._event("response.content_part.done", **self._place, part=OutputText(text))
-            + self._end(message)
+            self._event(f"response.{part.type}.done", **self._place, text=text, **self._logprobs)
+            + self._event("response.content_part.done", **self._place, part=part)
+            + self._end(item)
         )
 
+    @property
+    def _logprobs(self) -> dict[str, Any]:
+        """Those of a message, of which none are told."""
+        return {"logprobs": []} if isinstance(self._part, OutputText) else {}
+
     def _call(self, called: CalledFunction) -> bytes:
-        before = self._end_message("completed")
-        call = next_item(self._begun, self._output, called, self._tools)
+        before = self._end_text("completed")
+        call = next_item(self._begun.id, self._output, called, self._tools)
         assert isinstance(call, FunctionCall)
         place: dict[str, Any] = {"item_id": call.id, "output_index": len(self._output)}
         return (

@@ -1,5 +1,5 @@
-"""Items of a response's input as the messages of a chat. What an assistant says and the calls right behind it are one
-message there."""
+"""Items of a response's input as the messages of a chat. What an assistant thinks, says and calls, one right behind the
+other, is one message there."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from shared.openai.completions.prompts import ContentPart, content_text
 from shared.openai.errors import RequestError
 
 TEXT_PARTS = ("input_text", "output_text", "text")
-SUPPORTED = "message, function_call and function_call_output are"
+SUPPORTED = "message, reasoning, function_call and function_call_output are"
 
 Messages = list[dict[str, Any]]  # of a chat completion
 
 
 class InputItem(msgspec.Struct):
-    """One item of the input; without a type it is a message. ``call_id`` is of a ``function_call``, with ``name`` and
-    ``arguments``, and of a ``function_call_output``, with ``output``."""
+    """One item of the input; without a type it is a message. ``content`` is of that, and of ``reasoning``; ``call_id``
+    is of a ``function_call``, with ``name`` and ``arguments``, and of a ``function_call_output``, with ``output``."""
 
     type: str = "message"
     role: str | None = None
@@ -42,7 +42,14 @@ class ChatMessages:
             raise RequestError("items are not stored here; send the item itself", f"{where}.type", "unsupported_value")
         if item.type == "message":
             role, content = _required(where, item, "role"), content_text(f"{where}.content", item.content, TEXT_PARTS)
-            self._add_message(where, {"role": role, "content": content})
+            if role == "assistant" and self._is_thinking:
+                self.messages[-1]["content"] = content
+            else:
+                self._add_message(where, {"role": role, "content": content})
+        elif item.type == "reasoning":
+            thought = content_text(f"{where}.content", item.content or "", ("reasoning_text",))
+            if thought:  # what another server has encrypted says nothing here
+                self._add_message(where, {"role": "assistant", "content": "", "reasoning": thought})
         elif item.type == "function_call":
             self._add_call(where, item)
         elif item.type == "function_call_output":
@@ -66,6 +73,12 @@ class ChatMessages:
         calls = self.messages[-1].setdefault("tool_calls", [])
         self.places[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}].function"] = where
         calls.append(call)
+
+    @property
+    def _is_thinking(self) -> bool:
+        """The last message is a thought that nothing has followed yet."""
+        last = self.messages[-1] if self.messages else {}
+        return "reasoning" in last and not last["content"] and "tool_calls" not in last
 
 
 def _required(where: str, item: InputItem, name: str) -> Any:

@@ -1,12 +1,13 @@
 """Read the body of a request to /v1/responses: the same request, asked for as a chat completion."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shared.openai.completions.bodies import CommonBody
+from shared.openai.completions.prompt_fields import Effort
 from shared.openai.completions.requests import CHAT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import RESPONSE_FIELDS, check_depth, check_field, read_fields
@@ -25,10 +26,11 @@ RENAMED = {
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
     "messages": "input",
     r"tools\[(\d+)\]\.function": r"tools[\1]",
 }
-RENAMED_FIELDS = ("max_completion_tokens", "response_format", "messages", "tools")
+RENAMED_FIELDS = ("max_completion_tokens", "response_format", "reasoning_effort", "messages", "tools")
 
 _FIELD = re.compile(r"\w+")
 _MESSAGE = re.compile(r"messages\[(?P<index>\d+)\](?P<within>\.tool_calls\[\d+\]\.function|\.tool_call_id)?")
@@ -41,12 +43,20 @@ class ResponseText(msgspec.Struct):
     verbosity: str | None = None
 
 
+class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the model is to think before it answers. What it thinks is told whole, whatever ``summary`` is."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class ResponseBody(CommonBody, kw_only=True):
     """What is to be answered: a text, or messages, after those of ``previous_response_id``. Null is as absent."""
 
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    reasoning: ReasoningOptions | None = None
     text: ResponseText | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Annotated[Any, Meta(extra_json_schema=TOOL_CHOICE_SCHEMA)] = None
@@ -104,6 +114,7 @@ def parse_response(
     asked["messages"] = [*system, *(before or []), *own.messages]
     asked["tools"], asked["tool_choice"] = chat_tools(fields.tools or []), chat_tool_choice(fields.tool_choice)
     asked["parallel_tool_calls"] = fields.parallel_tool_calls
+    asked["reasoning_effort"] = fields.reasoning and fields.reasoning.effort
     if fields.max_output_tokens is not None:
         asked["max_completion_tokens"] = fields.max_output_tokens
     if fields.text_format != PLAIN:

@@ -17,5 +17,5 @@ def test_a_response_is_of_who_made_it_and_goes_on_from_what_was_said(key_name: s
     said: dict[str, Any] = {"role": "assistant", "content": "c"}
     assert stored.conversation == [*before, asked, said]
     calls = [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    called = msgspec.structs.replace(stored, calls=calls)
-    assert called.conversation == [*before, asked, said | {"tool_calls": calls}]
+    called = msgspec.structs.replace(stored, calls=calls, reasoning="d")
+    assert called.conversation == [*before, asked, said | {"tool_calls": calls, "reasoning": "d"}]

@@ -13,14 +13,20 @@ from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 from tests.services.gateway.saying_engine import saying
 from tests.services.gateway.tool_models import CALLS, TIME, WEATHER, make_model
 
-SAYINGS = ("\n".join(("I look.", *CALLS[ToolFormat.HERMES])), "It is 18 degrees.")
+CALL, OTHER_CALL = CALLS[ToolFormat.HERMES]
+THOUGHT = "Which city?"
+SAYINGS = (f"I look.\n{CALL}\n{OTHER_CALL}", "It is 18 degrees.", f"<think>\n{THOUGHT}\n</think>\n\n{CALL}")
 QUESTION = "What is the weather in Paris?"
 TOOLS: Any = [{"type": "function", "strict": False} | tool["function"] for tool in (WEATHER, TIME)]
 
 
 @pytest.fixture(scope="module")
 def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(model_folder, ToolFormat.HERMES, tmp_path_factory.mktemp("model"))
+    """Its template has the marks of reasoning."""
+    made = make_model(model_folder, ToolFormat.HERMES, tmp_path_factory.mktemp("model"))
+    with (made / "chat_template.jinja").open("a") as template:
+        template.write("{#- <think></think> #}")
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +88,25 @@ async def test_the_clients_stream_helper_puts_calls_together(client: openai.Asyn
     assert [json.loads(event.snapshot) for event in deltas] == [{"city": "Paris"}, {}]
     answered = await client.responses.create(**asked(1, outputs_of(final), previous_response_id=final.id))
     assert answered.output_text == SAYINGS[1]
+
+
+async def test_a_thought_is_an_item_that_is_stored_and_sent_back(client: openai.AsyncOpenAI) -> None:
+    first = await client.responses.create(**asked(2))
+    thought, call = first.output
+    assert thought.type == "reasoning" and thought.content is not None and call.type == "function_call"
+    assert ([part.text for part in thought.content], first.output_text) == ([THOUGHT], "")
+    async with client.responses.stream(**asked(2)) as stream:
+        deltas = [event.delta async for event in stream if event.type == "response.reasoning_text.delta"]
+        final = await stream.get_final_response()
+    assert "".join(deltas) == THOUGHT and [item.type for item in final.output] == ["reasoning", "function_call"]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "18"}
+    stored = await client.responses.create(**asked(1, [output], previous_response_id=first.id))
+    items = [{"role": "user", "content": QUESTION}, thought.to_dict(), call.to_dict(), output]
+    sent_back = await client.responses.create(**asked(1, items))
+    for answered in (stored, sent_back):
+        assert answered.output_text == SAYINGS[1]
+        shown = [item async for item in client.responses.input_items.list(answered.id, order="asc")]
+        assert [item.type for item in shown] == ["message", "reasoning", "function_call", "function_call_output"]
 
 
 @pytest.mark.parametrize("tool", [{"type": "web_search"}, {"type": "file_search", "vector_store_ids": ["a"]}])

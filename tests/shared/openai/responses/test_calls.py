@@ -132,6 +132,11 @@ def test_a_response_repeats_its_tools(hermes: Tokenizer) -> None:
     assert told["tools"] == [absent | each | {"strict": False} for each in FLAT]
 
 
+KINDS = {
+    "message": ("output_text", "text"),
+    "reasoning": ("reasoning_text", "text"),
+    "function_call": ("function_call_arguments", "arguments"),
+}
 WHOLE = "<tool_call> is a word."
 OUTPUTS: list[tuple[str, FinishReason, dict[str, Any], list[str], str]] = [
     (CALL, FinishReason.STOP, {}, ["fc_r1"], "completed"),
@@ -171,14 +176,14 @@ def check_items(found: list[dict[str, Any]], output: list[dict[str, Any]]) -> No
     for index, item in enumerate(output):
         own = [each for each in of_items if each["output_index"] == index]
         added, *middle, done = own
-        kind = "function_call_arguments" if item["type"] == "function_call" else "output_text"
+        kind, field = KINDS[item["type"]]
         assert (added["type"], done["type"]) == ("response.output_item.added", "response.output_item.done")
         assert added["item"]["status"] == "in_progress" and done["item"] == item
         assert {each["item_id"] for each in middle} == {item["id"]} == {added["item"]["id"]}
         text = "".join(each["delta"] for each in middle if each["type"] == f"response.{kind}.delta")
-        assert text == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+        assert text == (item["arguments"] if field == "arguments" else item["content"][0]["text"])
         (whole,) = [each for each in middle if each["type"] == f"response.{kind}.done"]
-        assert text == whole["arguments" if item["type"] == "function_call" else "text"]
+        assert text == whole[field]
 
 
 def test_calls_have_ids_by_which_their_outputs_come_back(hermes: Tokenizer) -> None:

@@ -124,6 +124,7 @@ def test_a_format_is_nested_up_to_a_depth() -> None:
         {"max_tool_calls": 5, "stream_options": {"include_obfuscation": False}, "prompt_cache_retention": "24h"},
         {"store": True, "reasoning": {"effort": None}, "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
         {"previous_response_id": None, "conversation": None, "text": None, "reasoning": None, "metadata": None},
+        {"reasoning": {"effort": "none", "summary": "auto"}, "include": ["reasoning.encrypted_content"]},
         {"user": "x" * 64, "prompt_cache_key": "x" * 64, "safety_identifier": "x" * 128},
     ],
 )
@@ -164,13 +165,14 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
     ({"include": ["message.output_text.logprobs"]}, "include"),
-    ({"reasoning": {"effort": "high"}}, "reasoning"),
+    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ({"reasoning": {"effort": "none", "mode": "pro"}}, "reasoning"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "a"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"input": [USER, {"type": "reasoning", "summary": []}]}, "input[1].type"),
+    ({"input": [USER, {"type": "reasoning", "content": [{"type": "text", "text": "x"}]}]}, "input[1].content[0]"),
     ({"input": [USER, {"type": "function_call", "call_id": "a", "name": "f"}]}, "input[1].arguments"),
     ({"input": [USER, {"type": "function_call", "arguments": "{}", "name": "f"}]}, "input[1].call_id"),
     ({"input": [USER, {"type": "function_call_output", "call_id": "a"}]}, "input[1].output"),
@@ -208,7 +210,7 @@ def test_stored_conversations_are_refused_with_what_to_do_instead() -> None:
 def test_items_are_messages_calls_and_their_outputs() -> None:
     for item, said in (
         ({"type": "item_reference", "id": "msg_1"}, "send the item itself"),
-        ({"type": "computer_call", "call_id": "a"}, "'computer_call' is not supported; message, function_call and"),
+        ({"type": "computer_call", "call_id": "a"}, "'computer_call' is not supported; message, reasoning, function"),
         ({"type": "message", "content": "a"}, r"^input\[0\].role is missing$"),
     ):
         with pytest.raises(RequestError, match=said):
