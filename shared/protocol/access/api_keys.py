@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from shared.bounds import Weight
+from shared.bounds import KeyPart, Weight
 from shared.protocol.access.owners import owner_of
 
 PREFIX = "sk-slackwater-"
@@ -55,7 +55,7 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
 class ApiKeyRecord(KeyTerms, frozen=True):
     """A key in API_KEYS_BUCKET, under its name."""
 
-    name: str
+    name: KeyPart
     key_hash: str  # see hash_api_key
     hint: str  # the end of the key, to tell keys apart
     created_at: int  # unix seconds

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from shared.bounds import Change
+
 INSUFFICIENT_QUOTA = "insufficient_quota"  # OpenAI's type and code for who has used up its budget
 KEY_CLIENT = "name-"  # what the client id of a key's owner begins with; the key's name follows
 
@@ -15,10 +17,10 @@ class KeyUsage(msgspec.Struct, frozen=True):
     """A value of KEY_USAGE_BUCKET: what one source has counted of one key in one day. It is a total that its source
     alone writes, so that it may be written again and again."""
 
-    num_requests: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0  # of the input
-    output_tokens: int = 0
+    num_requests: Change = 0
+    input_tokens: Change = 0
+    cached_tokens: Change = 0  # of the input
+    output_tokens: Change = 0
 
     def __add__(self, other: KeyUsage) -> KeyUsage:
         return self.plus(other)

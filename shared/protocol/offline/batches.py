@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from shared.bounds import MOST, Weight
+from shared.bounds import MOST, Day, KeyPart, Weight
 from shared.protocol.access.key_usage import KeyUsage
 
 BatchStatus = Literal[
@@ -116,9 +116,9 @@ class BatchRecord(Batch, frozen=True):
     adapter: str = ""  # of the model, that its lines are for, by its name; empty: the model as it is
     cleared: bool = False  # ended, and nothing of it is left in the streams
     output_expires_after_s: int | None = None  # of the output and the error file, from when they are written
-    client_id: str = ""  # whom fairness counts it for
+    client_id: KeyPart = ""  # whom fairness counts it for
     client_weight: Weight = 1.0  # of that client, against others
-    usage_by_day: dict[str, KeyUsage] = {}  # of a key's batch; a day as day_of writes it
+    usage_by_day: dict[Day, KeyUsage] = {}  # of a key's batch; a day as day_of writes it
     claim: str = ""  # of the request that made it; empty once one was answered with it again, or WITHDRAWN
     owner: str = ""  # whose it is, with its files: see owner_of
     kv_owner: str = ""  # as of SamplingParams, of its requests

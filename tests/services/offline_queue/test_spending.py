@@ -1,8 +1,10 @@
 """What batches use of a key's budget: each token once, over kills of the offline-queue, and no more than there is."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shared.bus import Bus
 from shared.protocol import subjects
@@ -92,6 +94,27 @@ async def test_what_was_used_in_another_month_is_not_written_again(desk: Desk, m
             await until(lambda: has_stored(desk.bus, last, batch_id, number))  # noqa: B023
     changed = [entry.key for entry in await usages.entries() if before[entry.key] != entry.revision]
     assert [key.partition(".")[0] for key in changed] == [last]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"usage_by_day": {"no day": KeyUsage(1, 1)}},
+        {"usage_by_day": {"*": KeyUsage(1, 1)}},
+        {"usage_by_day": {"1970-01-12": KeyUsage(1, 10**400)}},
+        {"client_id": "name-no name"},
+    ],
+    ids=["day", "wildcard", "tokens", "name"],
+)
+async def test_a_record_with_odd_usage_is_as_good_as_absent(desk: Desk, odd: dict[str, Any]) -> None:
+    """No other batch waits for its usage to be written."""
+    day = day_of(desk.clock.unix_s())
+    odd_id = await desk.submit([chat_line("a")], client_id="name-dave")
+    await desk.batches.edit(odd_id, lambda record: replace(record, **odd))
+    batch_id = await desk.submit([chat_line("a")], client_id="name-dave")
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    assert await stored(desk.bus, "dave") == {(day, batch_id): used(record)}
 
 
 async def has_stored(bus: Bus, day: str, batch_id: str, num_requests: int) -> bool:
