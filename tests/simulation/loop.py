@@ -268,8 +268,8 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A cancelled future that nobody asked is none: a killed process leaves some."""
-        task, error = context.get("task"), context.get("exception")
-        process = CURRENT.get(None) if task is None else task.process
+        whose, error = context.get("task") or context.get("future"), context.get("exception")
+        process = whose.process if isinstance(whose, VirtualTask) else CURRENT.get(None)
         if not isinstance(error, asyncio.CancelledError) and (process is None or process.state != "dead"):
             who = "-" if process is None else process.name
             self.unseen_errors.append(f"{who}: {context['message']}: {error!r}")

@@ -18,7 +18,7 @@ from opentelemetry.sdk import resources
 from starlette import datastructures
 
 from tests.simulation.loop import VirtualLoop
-from tests.simulation.process import CURRENT
+from tests.simulation.process import CURRENT, Process
 
 START_UNIX_S = 1_700_000_000.0  # what the clock of the day shows when a run begins
 HOST = "simulated"
@@ -66,7 +66,7 @@ def collected_by(loop: VirtualLoop) -> Iterator[None]:
     """What is there before the run stays, garbage too: looking through it takes longer than most runs."""
     gc.freeze()
     gc.disable()
-    loop.on_collect = _collect
+    loop.on_collect = lambda: _collect(loop)
     try:
         yield
     finally:
@@ -74,8 +74,10 @@ def collected_by(loop: VirtualLoop) -> Iterator[None]:
         gc.unfreeze()  # the loop was there before: what hangs together with what is frozen is never collected
 
 
-def _collect() -> None:
-    """What coroutines of killed processes do when they are closed nobody sees, a killed process did not do it."""
+def _collect(loop: VirtualLoop) -> None:
+    """What coroutines of killed processes do when they are closed nobody sees, a killed process did not do it: neither
+    do tasks that they make then."""
+    closing = Process(loop, "closing", 0, lambda process, status: None)
     tell = sys.unraisablehook
 
     def tell_others(unraisable: Any) -> None:
@@ -83,4 +85,5 @@ def _collect() -> None:
             tell(unraisable)
 
     with patch.object(sys, "unraisablehook", tell_others):
-        gc.collect()
+        closing.call(gc.collect)
+        closing.kill()

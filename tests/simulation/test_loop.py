@@ -171,6 +171,35 @@ def test_what_is_collected_of_a_killed_process_is_no_error_of_it(caplog: pytest.
     assert caplog.text == ""
 
 
+def test_nor_is_a_task_that_it_makes_then() -> None:
+    async def main() -> list[str]:
+        async def fail() -> None:
+            raise ValueError("nobody asks")
+
+        async def never_ended() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.get_running_loop().create_task(fail())
+
+        async def leave() -> None:
+            coroutine = never_ended()
+            coroutine.send(None)
+            circle: list[Any] = [coroutine]
+            circle.append(circle)
+
+        process, _ = _process(leave)
+        await asyncio.sleep(1.0)
+        _loop().call_soon(process.kill)
+        await asyncio.sleep(1.0)
+        for _ in range(2):
+            _loop().call_soon(_loop().on_collect)
+            await asyncio.sleep(1.0)
+        return _loop().unseen_errors
+
+    assert _run(main) == []
+
+
 def test_a_process_that_ends_says_how() -> None:
     async def main() -> list[int]:
         async def fails() -> None:
