@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 STOP_S = 1.0  # of a process that is killed soon
 PERIOD_S = 5.0  # so much is lost where the process is killed
-MAX_RECORDS = 8  # of other models, tokenizers and orders, beside the own one
+MAX_RECORDS = 8  # of the model with other tokenizers, orders and blocks, beside the own one; each is below 300 KB
 
 
 class OrderMemory:
@@ -34,13 +34,16 @@ class OrderMemory:
         """To be called before anything is in the pool. What cannot be used is left alone until there is something to
         replace it. Raises BusError."""
         self._bucket = await self._bus.bucket(subjects.LEARNT_BUCKET, Learnt)
-        key, entries = self._learnt_by.key, await self._bucket.entries()
-        for entry in entries:
-            if entry.key == key and entry.value is not None:
+        others: list[str] = []
+        for entry in await self._bucket.entries():
+            if entry.value is None:
+                continue
+            if entry.key == self._learnt_by.key:
                 self._take(entry.value)
-        others = [entry for entry in entries if entry.key != key]
-        for entry in others[: max(0, len(others) - MAX_RECORDS)]:
-            await self._bucket.delete(entry.key)
+            elif entry.value.by.model == self._learnt_by.model:
+                others.append(entry.key)
+        for key in others[: max(0, len(others) - MAX_RECORDS)]:
+            await self._bucket.delete(key)
 
     async def run(self) -> None:
         """Until cancelled."""

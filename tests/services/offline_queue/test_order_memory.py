@@ -155,13 +155,25 @@ async def test_what_cannot_be_used_is_left_out_and_replaced(
     assert second.order.learnt == {"b.1": 17}
 
 
-async def test_of_others_the_newest_stay(bus: Bus, process: Callable[..., Process]) -> None:
+async def learn_once(each: Process) -> None:
+    await each.memory.recall()
+    each.end("b.1", 17)
+    await each.memory.keep()
+
+
+async def test_however_many_models_there_are_each_knows_what_it_learnt(
+    bus: Bus, process: Callable[..., Process]
+) -> None:
     bys = [msgspec.structs.replace(BY, model=f"model-{number}") for number in range(MAX_RECORDS + 4)]
     for by in bys:
-        each = process(by)
-        await each.memory.recall()
-        each.end("b.1", 17)
-        await each.memory.keep()
+        await learn_once(process(by))
+    assert set(await records(bus)) == {by.key for by in bys}
+
+
+async def test_of_the_others_of_a_model_the_newest_stay(bus: Bus, process: Callable[..., Process]) -> None:
+    bys = [msgspec.structs.replace(BY, tokenizer=f"{number:04d}") for number in range(MAX_RECORDS + 4)]
+    for by in bys:
+        await learn_once(process(by))
     newest = bys[-MAX_RECORDS - 1 :]
     assert set(await records(bus)) == {by.key for by in newest}
     oldest = process(newest[0])
