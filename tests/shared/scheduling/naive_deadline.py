@@ -85,7 +85,8 @@ class NaiveDeadline:
         for request in sorted(running, key=lambda each: not each.is_decode):
             if request in batch.lost or (request.is_decode and batch.add(request)):
                 continue
-            if not batch.make_room(request, running, partial(self.enter, batch, online, request)):
+            has_room = batch.make_room(request, running, partial(self.enter, batch, online, request))
+            if not has_room and batch.num_new(request, 1) <= batch.num_left:
                 return
         if batch.lost:
             return

@@ -259,6 +259,17 @@ def test_paused_requests_go_on_by_what_has_to_come_back_before_others_enter() ->
     assert list(tokens(pack(make_state(make_timed_table(held)), queue))) == ["off-2", "off-1", "off-0", "new"]
 
 
+@pytest.mark.parametrize("num_free", [0, 1])
+def test_a_decode_without_a_block_does_not_keep_a_prompt_that_began_before_from_going_on(num_free: int) -> None:
+    """They would stand still for ever: it may take no blocks of that one, which ends first."""
+    prompt, decode = (
+        make_request("prompt", Kind.OFFLINE, prompt=64, computed=20),
+        make_decode("decode", Kind.OFFLINE, 16),
+    )
+    schedule = pack(make_state(make_timed_table([prompt, decode]), num_free_blocks=num_free))
+    assert tokens(schedule) == ({"decode": 1, "prompt": 12} if num_free else {"prompt": 12})
+
+
 def test_no_offline_work_where_the_policy_has_none() -> None:
     table = make_timed_table([due(make_decode("on"), 150.0), make_decode("off", Kind.OFFLINE)])
     assert list(tokens(pack(make_state(table, offline_enabled=False)))) == ["on"]

@@ -112,7 +112,8 @@ class _OfflinePart:
         return self._victims.lost
 
     def pack(self, offline: OfflineWork, preempted: Sequence[str]) -> None:
-        """Until one neither fits nor may replace an online request."""
+        """Until one neither fits nor may replace an online request. Who lacks blocks waits for those of earlier ones,
+        which go on."""
         passing = Passing(self._builder, self._state)
         running = [request for request in offline.running if request.request_id not in preempted]
         self._victims = Victims(self._builder, running)
@@ -121,7 +122,8 @@ class _OfflinePart:
                 continue
             if request.is_decode and self._builder.try_decode(request, bounded=True):
                 continue
-            if not self._victims.make_room(request, partial(self._enter, offline)):
+            has_room = self._victims.make_room(request, partial(self._enter, offline))
+            if not (has_room or self._builder.lacks_blocks(request)):
                 return
         if preempted or self.lost:  # what has just lost its KV would only take it from others
             return
