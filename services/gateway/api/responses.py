@@ -1,6 +1,8 @@
 """/v1/responses: text and calls of functions, stored for as long as the settings say."""
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -15,7 +17,15 @@ from shared.openai.errors import RequestError
 from shared.openai.objects import DeletedResponse, Page
 from shared.openai.responses.answers import ModelResponse, ended, new_response
 from shared.openai.responses.events import ResponseEvents
-from shared.openai.responses.output import FunctionCall, OutputMessage, ReasoningItem, ReasoningText, TextItem
+from shared.openai.responses.items import REFERENCE, StoredItems, items_of, referred_ids
+from shared.openai.responses.output import (
+    FunctionCall,
+    OutputMessage,
+    ReasoningItem,
+    ReasoningText,
+    TextItem,
+    response_of,
+)
 from shared.openai.responses.requests import (
     NOT_STORED,
     RESPONSES,
@@ -29,6 +39,8 @@ from shared.protocol.access.api_keys import ApiKeyRecord
 from shared.protocol.responses import StoredResponse
 
 EVENTS = events_of("where stream is true: the JSON of OpenAI's events from response.created to its end")
+
+MAX_REFERRED = 256  # responses, whose items an input has by their ids
 
 router = APIRouter(prefix=RESPONSES, tags=["responses"])
 
@@ -123,7 +135,7 @@ class AnswerInHand:
 @router.post("", **answers(json_of(ModelResponse) | EVENTS, body=json_of(ResponseBody)))
 async def create_response(request: Request) -> Response:
     """Answer a text or a conversation. It is stored, unless store is false, and others can go on from it."""
-    asked = await read_request(request, parse_response, partial(_conversation_before, request))
+    asked = await read_request(request, parse_response, partial(_from_store, request))
     in_hand = AnswerInHand(context_of(request), caller_of(request).key, asked)
     return await answer(request, asked.completion, in_hand.events, in_hand.body, in_hand.keep)
 
@@ -176,12 +188,29 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     raise RequestError("only a response in the background can be cancelled, and none is here", "response_id")
 
 
-async def _conversation_before(request: Request, body: bytes) -> dict[str, Any]:
-    """What ``parse_response`` needs of the store. Raises RequestError and BusError."""
+async def _from_store(request: Request, body: bytes) -> dict[str, Any]:
+    """What ``parse_response`` needs of it. Raises RequestError and BusError."""
     store, previous = context_of(request).responses, previous_of(body)
-    if previous is None or not store.is_on:
-        return {}
-    return {"before": (await store.get(previous, tenant_of(request), "previous_response_id")).conversation}
+    found: dict[str, Any] = {}
+    if previous is not None and store.is_on:
+        stored = await store.get(previous, tenant_of(request), "previous_response_id")
+        found["before"] = stored.conversation
+    if REFERENCE.encode() in body and store.is_on:
+        found["items"] = await _referred(request, await asyncio.to_thread(referred_ids, body))
+    return found
+
+
+async def _referred(request: Request, item_ids: list[str]) -> StoredItems:
+    """Those of them that the caller has. Raises RequestError and BusError."""
+    response_ids = dict.fromkeys(id for id in map(response_of, item_ids) if id is not None)
+    if len(response_ids) > MAX_REFERRED:
+        message = f"input refers to items of {len(response_ids)} responses; {MAX_REFERRED} are allowed"
+        raise RequestError(message, "input")
+    items: StoredItems = {}
+    for response_id in response_ids:
+        with suppress(RequestError):
+            items |= items_of((await context_of(request).responses.get(response_id, tenant_of(request))).response)
+    return items
 
 
 async def _stored(request: Request, response_id: str) -> StoredResponse:

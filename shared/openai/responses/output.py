@@ -1,6 +1,7 @@
 """The items of a response's output: what the model thinks, what it says, and calls of functions, in the order in which
 it writes them."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,6 +12,8 @@ from shared.openai.tools.calls import CalledFunction, ToolCallParser, ToolUse
 from shared.openai.tools.definitions import message_call
 
 RESPONSE_PREFIX = "resp_"
+
+_ITEM_ID = re.compile(r"(?:msg|rs|fc)_(?P<request>[A-Za-z0-9-]+)(?:_\d+)?")
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -104,6 +107,12 @@ def next_item(response_id: str, before: Sequence[OutputItem], piece: Piece, tool
     assert tools is not None
     call = message_call(piece, tools.format, request_id, choice=0, number=num_calls(before))
     return FunctionCall(f"fc_{own}", call.id, piece.name, piece.arguments)
+
+
+def response_of(item_id: str) -> str | None:
+    """The id of the response that has the item in its output; None where no such item has this id."""
+    match = _ITEM_ID.fullmatch(item_id)
+    return None if match is None else f"{RESPONSE_PREFIX}{match['request']}"
 
 
 def num_calls(output: Sequence[OutputItem]) -> int:

@@ -11,7 +11,7 @@ from shared.openai.completions.prompt_fields import Effort
 from shared.openai.completions.requests import CHAT, CompletionRequest, parse_completion
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import RESPONSE_FIELDS, check_depth, check_field, read_fields
-from shared.openai.responses.items import ChatMessages, InputItem, Messages
+from shared.openai.responses.items import ChatMessages, InputItem, Messages, StoredItems
 from shared.openai.responses.tools import TOOL_CHOICE_SCHEMA, FunctionTool, chat_tool_choice, chat_tools
 from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
@@ -99,17 +99,22 @@ def previous_of(body: bytes) -> str | None:
 
 
 def parse_response(
-    body: bytes, tokenizer: Tokenizer, model: ServedModel, before: Messages | None = None
+    body: bytes,
+    tokenizer: Tokenizer,
+    model: ServedModel,
+    before: Messages | None = None,
+    items: StoredItems | None = None,
 ) -> ResponseRequest:
-    """As ``parse_completion``. ``before``: the messages that it goes on from; None where there are none. Raises
-    RequestError, with the names that the client used."""
+    """As ``parse_completion``. ``before``: the messages that it goes on from; None where there are none. ``items``:
+    those that its input refers to; None where none is stored. Raises RequestError, with the names that the client
+    used."""
     fields = decode_body(body, _decoder)
     raw = _supported_fields(body, fields)
     if fields.previous_response_id and before is None:
         message = f"previous_response_id is not supported: {NOT_STORED}"
         raise RequestError(message, "previous_response_id", "unsupported_parameter")
     asked: dict[str, Any] = {name: raw[name] for name in CommonBody.__struct_fields__ if name in raw}
-    own, instructed = _chat_messages(fields.input), fields.instructions is not None
+    own, instructed = _chat_messages(fields.input, items), fields.instructions is not None
     system: Messages = [{"role": "system", "content": fields.instructions}] if instructed else []
     asked["messages"] = [*system, *(before or []), *own.messages]
     asked["tools"], asked["tool_choice"] = chat_tools(fields.tools or []), chat_tool_choice(fields.tool_choice)
@@ -139,11 +144,11 @@ def _supported_fields(body: bytes, fields: ResponseBody) -> dict[str, msgspec.Ra
     return raw
 
 
-def _chat_messages(input: str | list[InputItem] | None) -> ChatMessages:
+def _chat_messages(input: str | list[InputItem] | None, stored: StoredItems | None) -> ChatMessages:
     """Raises RequestError."""
     if not input:
         raise RequestError("input is missing or empty; give a text or a list of items", "input")
-    return ChatMessages([InputItem(role="user", content=input)] if isinstance(input, str) else input)
+    return ChatMessages([InputItem(role="user", content=input)] if isinstance(input, str) else input, stored)
 
 
 def _response_format(text_format: dict[str, Any]) -> dict[str, Any]:

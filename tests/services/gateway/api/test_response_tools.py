@@ -65,6 +65,10 @@ async def test_calls_are_answered_by_their_outputs(client: openai.AsyncOpenAI) -
     sent_back = [{"role": "user", "content": QUESTION}, *[item.to_dict() for item in first.output], *outputs]
     second = await client.responses.create(**asked(1, sent_back))
     stored = await client.responses.create(**asked(1, outputs, previous_response_id=first.id))
+    references = [{"type": "item_reference", "id": item.id} for item in first.output]
+    referring = await client.responses.create(**asked(1, [sent_back[0], *references, *outputs]))
+    assert referring.usage is not None and second.usage is not None
+    assert referring.usage.input_tokens == second.usage.input_tokens
     assert second.output_text == stored.output_text == SAYINGS[1]
     assert second.usage is not None and stored.usage is not None and first.usage is not None
     assert second.usage.input_tokens == stored.usage.input_tokens > first.usage.input_tokens

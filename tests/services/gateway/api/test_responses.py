@@ -197,6 +197,29 @@ def test_a_deleted_response_is_gone_and_those_after_it_are_whole(rig: GatewayRig
     assert len(list(rig.openai.responses.input_items.list(third.id))) == 5
 
 
+def test_an_item_of_an_answer_is_referred_to(rig: GatewayRig) -> None:
+    """As Vercel's AI SDK has each answer in the conversation that it sends."""
+    first = rig.openai.responses.create(input="Hello", **OPTIONS)
+    user: Any = {"role": USER, "content": "Hello"}
+    reference: Any = {"type": "item_reference", "id": first.output[0].id}
+    referring = rig.openai.responses.create(input=[user, reference, user], **OPTIONS)
+    said: Any = {"role": "assistant", "content": first.output_text}
+    same = rig.openai.responses.create(input=[user, said, user], **OPTIONS)
+    assert referring.output_text == same.output_text and referring.output_text
+    shown: Any = list(rig.openai.responses.input_items.list(referring.id, order="asc"))
+    assert [item.content[0].text for item in shown] == ["Hello", first.output_text, "Hello"]
+    rig.openai.responses.delete(first.id)
+    many: Any = [{"type": "item_reference", "id": f"msg_{number}"} for number in range(257)]
+    for items, param in (
+        ([user, reference], "input[1].id"),
+        ([{"type": "item_reference"}], "input[0].id"),
+        (many, "input"),
+    ):
+        with pytest.raises(openai.APIStatusError) as refused:
+            rig.openai.responses.create(input=items, **OPTIONS)
+        assert refused.value.param == param
+
+
 def test_what_is_not_to_be_stored_is_not(rig: GatewayRig) -> None:
     made = rig.openai.responses.create(input="Hello", store=False, **OPTIONS)
     assert made.to_dict()["store"] is False
@@ -234,6 +257,11 @@ def test_where_keys_are_on_a_response_is_its_keys_own(rig: GatewayRig) -> None:
                 call(made.id)
         with pytest.raises(openai.NotFoundError):
             bob.responses.create(input="x", previous_response_id=made.id, **OPTIONS)
+        items: Any = [{"type": "item_reference", "id": made.output[0].id}, {"role": USER, "content": "x"}]
+        with pytest.raises(openai.NotFoundError, match="no such item") as refused:
+            bob.responses.create(input=items, **OPTIONS)
+        assert (refused.value.param, refused.value.code) == ("input[0].id", "not_found")
+        assert alice.responses.create(input=items, **OPTIONS).output_text
         alice.responses.delete(made.id)
 
 
@@ -254,6 +282,8 @@ def test_where_none_is_stored_what_needs_one_is_refused(rig: GatewayRig) -> None
     with pytest.raises(openai.BadRequestError, match="not stored") as refused:
         rig.openai.responses.create(input="x", previous_response_id="resp_1", **OPTIONS)
     assert (refused.value.param, refused.value.code) == ("previous_response_id", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError, match="send the item itself"):
+        rig.openai.responses.create(input=[{"type": "item_reference", "id": made.output[0].id}], **OPTIONS)
     for call in (rig.openai.responses.retrieve, rig.openai.responses.delete):
         with pytest.raises(openai.NotFoundError, match="not stored"):
             call(made.id)

@@ -9,6 +9,8 @@ from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, pr
 from shared.openai.completions.requests import CHAT, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.fields import MAX_DEPTH
+from shared.openai.responses.items import items_of, referred_ids
+from shared.openai.responses.output import response_of
 from shared.openai.responses.requests import ResponseRequest, parse_response, previous_of
 from shared.openai.served_model import ServedModel
 from shared.text.tokenizer import Tokenizer
@@ -141,6 +143,7 @@ def test_a_format_is_that_of_a_chat() -> None:
 
 
 USER = {"role": "user", "content": "hi"}
+OUTPUT_TEXT = {"type": "output_text", "text": "Yes."}
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model": msgspec.UNSET}, "model"),
     ({"input": msgspec.UNSET}, "input"),
@@ -215,3 +218,29 @@ def test_items_are_messages_calls_and_their_outputs() -> None:
     ):
         with pytest.raises(RequestError, match=said):
             parse(input=[item])
+
+
+def test_items_that_are_referred_to_are_those_of_the_answers() -> None:
+    answer = {
+        "id": "resp_r1",
+        "output": [
+            {"type": "reasoning", "id": "rs_r1", "content": [{"type": "reasoning_text", "text": "Hm."}], "summary": []},
+            {"type": "message", "id": "msg_r1_1", "role": "assistant", "content": [OUTPUT_TEXT | {"annotations": []}]},
+        ],
+    }
+    stored = items_of(msgspec.json.encode(answer))
+    references = [{"type": "item_reference", "id": id} for id in stored]
+    body = {"model": "tiny", "input": [USER, *references, USER], "seed": 1}
+    assert referred_ids(msgspec.json.encode(body)) == ["rs_r1", "msg_r1_1"]
+    asked = parse_response(msgspec.json.encode(body), TOKENIZER, MODEL, items=stored)
+    assert asked.input == [USER, {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}, USER]
+    with pytest.raises(RequestError, match="no such item: rs_r1; send the item itself") as refused:
+        parse_response(msgspec.json.encode(body), TOKENIZER, MODEL, items={})
+    assert (refused.value.param, refused.value.status) == ("input[1].id", 404)
+
+
+def test_of_references_nothing_else_is_read() -> None:
+    for body in (b'{"input": 5}', b'{"input": [7, {"type": "item_reference", "id": 5}, {"id": "a"}]}', b"{}"):
+        assert referred_ids(body) == []
+    for id, response in (("fc_r1", "resp_r1"), ("rs_r1_12", "resp_r1"), ("msg_a.b", None), ("resp_r1", None)):
+        assert response_of(id) == response
