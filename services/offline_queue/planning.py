@@ -10,6 +10,7 @@ from services.offline_queue.executor_desk import ExecutorDesk
 from services.offline_queue.flex_desk import FlexDesk
 from services.offline_queue.plans_due import PlansDue
 from shared.bus import Bus
+from shared.openai.errors import RequestError
 from shared.protocol import subjects
 from shared.protocol.requests import AbortRequests
 from shared.protocol.tokens import StepTokens
@@ -72,8 +73,16 @@ class Planning:
         for ended in refused:
             request_id, gateway_id = ended.sequence.request_id, ended.sequence.gateway_id
             if not gateway_id:
-                self.batches.give_up(request_id, ended.error)
+                self.batches.give_up(request_id, self._error_of(ended))
                 continue
             self.flex.drop([request_id])
             tokens = StepTokens(self.name, "", 0, [final_output(ended)])
             await self.bus.publish_or_drop(subjects.tokens(gateway_id), tokens)
+
+    def _error_of(self, refused: Ended) -> RequestError:
+        """As the gateway answers one of its own."""
+        adapter = refused.sequence.sampling.adapter
+        specs = [each.scheduler.info.spec for each in self.attached.values()]
+        if adapter and all(spec.why_without(adapter) for spec in specs):
+            return RequestError(f"no executor has the adapter {adapter!r}", "model", "service_unavailable", 503)
+        return RequestError(refused.error, code="context_length_exceeded")

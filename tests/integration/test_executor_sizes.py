@@ -59,3 +59,21 @@ def test_only_what_no_executor_can_hold_fails(rig: GatewayRig) -> None:
         assert response["status_code"] == 400
         assert response["body"]["error"]["code"] == "context_length_exceeded"
         assert f"do not fit the KV cache of {16 * LARGE} tokens" in response["body"]["error"]["message"]
+
+
+def test_a_batch_whose_adapter_no_executor_has_is_told_so(tmp_path: Path) -> None:
+    """As executors that were started with other adapters than the stack has by now."""
+    options = ("--lora-modules", "sql=./sql")
+    with GatewayRig(tmp_path) as rig:
+        rig.start_offline_queue("--preset", "sarathi++", *options)
+        rig.start_executor("executor-0", "--preset", "sarathi++")
+        rig.start_gateway(*options)
+        rig.wait_ready()
+        batch_id = rig.submit_batch([body(4, 1) | {"model": "sql"}])
+        wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs, DONE_S)
+        error_file_id = rig.openai.batches.retrieve(batch_id).error_file_id
+        assert error_file_id is not None
+        response = json.loads(rig.openai.files.content(error_file_id).text)["response"]
+        error = response["body"]["error"]
+        assert (response["status_code"], error["code"]) == (503, "service_unavailable")
+        assert error["message"] == "no executor has the adapter 'sql'"

@@ -143,10 +143,10 @@ class BatchManager:
         except BusError as error:
             logger.warning("losses not counted", extra={"requests": len(lost), "why": str(error)})
 
-    def give_up(self, request_id: str, why: str) -> None:
-        """No executor is large enough for it: that is its result."""
+    def give_up(self, request_id: str, error: RequestError) -> None:
+        """No executor can run it: that is its result."""
         if self.is_open(request_id):
-            failed = failed_result(request_id, RequestError(why, code="context_length_exceeded"))
+            failed = failed_result(request_id, error)
             self._lives[request_id.rpartition(".")[0]].give_up(line_of(request_id), failed.error)
 
     def share_of(self, batch_id: str) -> Share:
