@@ -98,8 +98,7 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
 def check_folder(folder: Path) -> None:
     """Raises ModelError if ``folder`` lacks what a model needs: config, tokenizer and every shard of its weights. What
     each process reads of it is read here first, so that who asks for the model is told what is wrong, and once."""
-    for filename in ("config.json", "tokenizer_config.json"):
-        read_json(folder / filename)
+    read_json(folder / "config.json")
     Tokenizer.from_folder(folder)
     if (folder / "model.safetensors.index.json").exists():
         weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")

@@ -106,8 +106,7 @@ _added_tokens_decoder = msgspec.json.Decoder(_AddedTokens)
 
 def _ends_of_tokenizer(folder: Path) -> list[int]:
     """The token of this name, where there is one. Raises ModelError."""
-    config_path, path = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    named = read_json(config_path).get("eos_token") if config_path.exists() else None
+    path, named = folder / "tokenizer.json", read_tokenizer_config(folder).get("eos_token")
     name = named.get("content") if isinstance(named, dict) else named
     if not isinstance(name, str) or not path.exists():
         return []
@@ -116,6 +115,14 @@ def _ends_of_tokenizer(folder: Path) -> list[int]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
     return [token.id for token in added if token.content == name]
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, and of older ones, which have no ``added_tokens_decoder``, the names of tokens as
+    special_tokens_map.json has them, as with transformers; a model may have neither. Raises ModelError."""
+    paths = folder / "tokenizer_config.json", folder / "special_tokens_map.json"
+    config, names = (read_json(path) if path.exists() else {} for path in paths)
+    return config if "added_tokens_decoder" in config else config | names
 
 
 def read_architecture(folder: Path, name: str, bytes_per_value: int) -> Architecture | None:

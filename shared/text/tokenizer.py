@@ -13,7 +13,7 @@ from shared.errors import ChatTemplateError, ModelError, TextTooLongError
 from shared.text.chat_options import END_MARK, ChatOptions, up_to_final_message
 from shared.text.chat_template import ChatTemplate, find_templates
 from shared.text.detokenizer import IncrementalDetokenizer
-from shared.text.model_folder import ModelFacts, read_json
+from shared.text.model_folder import ModelFacts, read_tokenizer_config
 from shared.text.thinking import thinking_marks_of
 from shared.text.token_bytes import TokenBytes
 from shared.text.token_stream import TokenStream
@@ -62,13 +62,12 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json and the TEMPLATE_FILES. Raises ModelError."""
+        """Read tokenizer.json, what ``read_tokenizer_config`` reads, and the TEMPLATE_FILES. Raises ModelError."""
         folder = Path(path)
         backend = read_backend(folder)
         backend.no_truncation()
         backend.no_padding()
-        config_path = folder / "tokenizer_config.json"
-        config = read_json(config_path) if config_path.exists() else {}
+        config = read_tokenizer_config(folder)
         template, tool_template = _find_chat_templates(folder, config)
         eos_token_ids = _eos_token_ids(folder)
         try:

@@ -9,6 +9,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from tokenizers import Tokenizer
@@ -87,7 +88,7 @@ def test_tokenizer_is_the_models_own(folder: Path) -> None:
 def test_local_folder_is_used_as_it_is(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "my-model"
     link.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+    for name in ("config.json", "tokenizer.json"):
         shutil.copy(folder / name, link)
     with pytest.raises(ModelError, match=r"no model\.safetensors"):
         prepare(str(link), tmp_path, print)
@@ -122,42 +123,78 @@ def test_hub_that_cannot_be_reached_is_a_model_error(tmp_path: Path, monkeypatch
         prepare("nobody/nothing", tmp_path, print)
 
 
-class CuttingHub(BaseHTTPRequestHandler):
-    """A hub that has one model, of whose files no more comes than their beginnings."""
+class Hub(BaseHTTPRequestHandler):
+    """It has one model, with config and tokenizer of ``folder``, and weights twice."""
+
+    folder = default_cache_dir() / "models" / DEFAULT_MODEL
+    files = (
+        *("config.json", "tokenizer.json", "special_tokens_map.json", "additional_chat_templates/tool_use.jinja"),
+        *("model.safetensors", "consolidated.safetensors", "original/model.safetensors", "README.md"),
+    )
 
     def do_HEAD(self) -> None:
-        self.answer(b"")
+        self.do_GET()
 
     def do_GET(self) -> None:
         if "/tree/" in self.path:
-            files = [{"type": "file", "path": name, "size": 9999, "oid": "b" * 40} for name in ("config.json",)]
-            self.answer(json.dumps(files).encode(), is_whole=True)
+            files = [{"type": "file", "path": name, "size": 9999, "oid": "b" * 40} for name in self.files]
+            self.answer(json.dumps(files).encode())
         elif self.path.startswith("/api/"):
-            self.answer(json.dumps({"id": "me/model", "sha": "a" * 40, "siblings": []}).encode(), is_whole=True)
+            self.answer(json.dumps({"id": "me/model", "sha": "a" * 40, "siblings": []}).encode())
         else:
-            self.answer(b"{")
+            self.answer_file(self.folder / self.path.rpartition("/")[2])
 
-    def answer(self, body: bytes, is_whole: bool = False) -> None:
+    def answer_file(self, path: Path) -> None:
+        self.answer(path.read_bytes() if path.suffix == ".json" and path.exists() else b"{}")
+
+    def answer(self, body: bytes, length: int | None = None) -> None:
         self.send_response(200)
-        length = len(body) if is_whole else 9999
-        about = {"ETag": f'"{"c" * 40}"', "X-Repo-Commit": "a" * 40, "Content-Length": length}
+        etag = f'"{crc32(self.path.encode()):040x}"'
+        about = {"ETag": etag, "X-Repo-Commit": "a" * 40, "Content-Length": length or len(body)}
         for name, value in about.items():
             self.send_header(name, str(value))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command == "GET":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Nobody reads it."""
 
 
-def test_a_connection_to_the_hub_that_is_lost_is_an_error_in_one_line(tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), CuttingHub) as server:
+class CuttingHub(Hub):
+    """Of whose files no more comes than their beginnings."""
+
+    files = ("config.json",)
+
+    def answer_file(self, path: Path) -> None:
+        self.answer(b"{", 9999)
+
+
+def prepare_from(hub: type[Hub], home: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, with its hub cache there."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), hub) as server:
         threading.Thread(target=server.serve_forever).start()
         at_server = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_DISABLE_XET": "1"}
-        command = [sys.executable, "-m", "services.executor.prepare_model", "--model", "me/model"]
-        environ = os.environ | at_server | {"HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-m", "services.executor.prepare_model", "--model", "me/model", "--engine", "sim"]
+        environ = os.environ | at_server | {"HF_HOME": str(home)}
         ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environ)
         server.shutdown()
+    return ended
+
+
+def test_of_a_hub_that_has_the_weights_twice_they_are_fetched_once(folder: Path, tmp_path: Path) -> None:
+    """The model's makers have them in files of their own beside those that are read: twice as much was fetched."""
+    ended = prepare_from(Hub, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    fetched = Path(ended.stdout.splitlines()[-1])
+    assert {str(path.relative_to(fetched)) for path in fetched.rglob("*") if path.is_file()} == {
+        *("config.json", "tokenizer.json", "special_tokens_map.json", "model.safetensors"),
+        "additional_chat_templates/tool_use.jinja",
+    }
+
+
+def test_a_connection_to_the_hub_that_is_lost_is_an_error_in_one_line(tmp_path: Path) -> None:
+    ended = prepare_from(CuttingHub, tmp_path)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith(
         "error: there is no folder me/model here, and cannot fetch me/model"

@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ChatTemplateError, ModelError, TextTooLongError
@@ -258,6 +258,30 @@ def test_named_templates_give_the_default(tmp_path: Path) -> None:
     assert folder_with(tmp_path, {"chat_template": templates}).render_chat([]) == "D"
 
 
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (None, "<|im_end|>"),
+        ({}, "<|im_end|>"),
+        ({"eos_token": "<|endoftext|>"}, "<|im_end|>"),
+        ({"eos_token": "<|endoftext|>", "added_tokens_decoder": {}}, "<|endoftext|>"),
+    ],
+)
+def test_the_names_of_tokens_are_read_as_transformers_reads_them(
+    config: dict[str, object] | None, name: str, tmp_path: Path
+) -> None:
+    """Older models have them in a file of their own, some in that alone."""
+    folder_with(tmp_path, config or {})
+    if config is None:
+        (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}")
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 128, "vocab_size": 49152}))
+    tokenizer, reference = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
+    assert tokenizer.render_chat([]) == reference.eos_token == name
+    assert tokenizer.eos_token_ids == {reference.eos_token_id}
+
+
 @pytest.mark.parametrize("has_default", [True, False])
 def test_a_template_for_tools_that_is_a_file_is_read_as_transformers_reads_it(
     has_default: bool, tmp_path: Path
@@ -287,6 +311,7 @@ def test_a_template_for_tools_that_is_a_file_is_read_as_transformers_reads_it(
         ("tokenizer.json", "{}"),
         ("tokenizer_config.json", "{"),
         ("tokenizer_config.json", "[]"),
+        ("special_tokens_map.json", "[]"),
         ("chat_template.jinja", "{% if %}"),
     ],
 )
