@@ -8,7 +8,7 @@ from services.executor.gguf_model import Progress
 from shared.errors import ModelError
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-OTHER_WEIGHTS = ("*/*.safetensors", "consolidated*.safetensors")  # the same, as others read them
+OTHER_WEIGHTS = ["*/*.safetensors", "consolidated*.safetensors"]  # the same, as others read them
 Check = Callable[[Path], object]  # raises ModelError for a folder that lacks something
 
 
@@ -19,7 +19,9 @@ def cached(hub_id: str, files: Sequence[str], check: Check) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(hub_id, **_wanted(files), local_files_only=True))
+        wanted = list(files)
+        found = snapshot_download(hub_id, allow_patterns=wanted, ignore_patterns=OTHER_WEIGHTS, local_files_only=True)
+        folder = Path(found)
         check(folder)
     except HFValidationError as error:
         raise ModelError(f"{hub_id!r} is neither a folder nor a Hugging Face hub id: {error}") from error
@@ -34,7 +36,7 @@ def fetch(hub_id: str, files: Sequence[str], check: Check, progress: Progress) -
 
     progress(f"fetching {hub_id} from the Hugging Face hub")
     try:
-        folder = Path(snapshot_download(hub_id, **_wanted(files)))
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(files), ignore_patterns=OTHER_WEIGHTS))
     except Exception as error:  # its HTTP library has errors of its own for a connection that is lost
         why = " ".join(str(error).split())
         raise ModelError(
@@ -42,7 +44,3 @@ def fetch(hub_id: str, files: Sequence[str], check: Check, progress: Progress) -
         ) from error
     check(folder)
     return folder
-
-
-def _wanted(files: Sequence[str]) -> dict[str, list[str]]:
-    return {"allow_patterns": list(files), "ignore_patterns": list(OTHER_WEIGHTS)}
