@@ -7,10 +7,10 @@ from typing import Any
 
 from services.offline_queue.batches.file_sweep import FORGET_AGE_S
 from shared.bus import Bucket, Bus
-from shared.bus.lease import is_held
+from shared.bus.lease import forget_unless_held
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
-from shared.errors import BusError, ConflictError, NotFoundOnBusError
+from shared.errors import BusError, ConflictError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.services import LeaseHolder
@@ -59,15 +59,8 @@ class RegistrationSweep:
                 with contextlib.suppress(ConflictError):  # it came back at this moment
                     await executors.delete(entry.key, entry.revision)
                     logger.warning("executor forgotten: it is silent", extra={"executor_id": entry.key})
-                    await self._forget_lease(leases, entry.key)
+                    await forget_unless_held(self._bus, entry.key)
         for bucket, deletions in self._deletions:
             await bucket.forget(deletions)
         before_s = self._clock.unix_s() - FORGET_AGE_S
         self._deletions = [(bucket, await bucket.deletions(before_s)) for bucket in (executors, leases)]
-
-    async def _forget_lease(self, leases: Bucket[LeaseHolder], executor_id: str) -> None:
-        """Unless somebody holds it. Raises BusError, as ConflictError where somebody takes it at this moment."""
-        with contextlib.suppress(NotFoundOnBusError):
-            found = await leases.get(executor_id)
-            if not await is_held(self._bus, executor_id):
-                await leases.delete(executor_id, found.revision)

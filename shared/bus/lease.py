@@ -18,7 +18,6 @@ from shared.errors import (
     ConflictError,
     LeaseLostError,
     NobodyListensError,
-    NoResponderError,
     NotFoundOnBusError,
 )
 from shared.protocol import subjects
@@ -37,17 +36,42 @@ REPLIES = "_INBOX."
 
 
 async def is_held(bus: Bus, name: str) -> bool:
-    """Whether somebody holds the lease who is there. Raises BusError."""
+    """Whether somebody holds the lease who is there, or may be. Raises BusError where the lease cannot be read."""
+    found = await _read(await bus.bucket(subjects.LEASES_BUCKET, LeaseHolder), name)
+    return found is not None and await _is_there(bus, found)
+
+
+async def forget_unless_held(bus: Bus, name: str) -> None:
+    """As ``is_held`` has it. Raises BusError, as ConflictError where somebody takes it at this moment."""
     bucket = await bus.bucket(subjects.LEASES_BUCKET, LeaseHolder)
+    found = await _read(bucket, name)
+    if found is not None and not await _is_there(bus, found):
+        await bucket.delete(name, found.revision)
+
+
+async def _read(bucket: Bucket[LeaseHolder], name: str) -> Entry[LeaseHolder] | None:
     try:
-        holder = (await bucket.get(name)).value
-        assert holder is not None
-        await bus.request(subjects.holder(holder.holder_id), None, object, LOOK_S)
-    except (NotFoundOnBusError, NobodyListensError):
-        return False
-    except NoResponderError:  # it listens, and is late
-        return True
-    return True
+        return await bucket.get(name)
+    except NotFoundOnBusError:
+        return None
+
+
+async def _is_there(bus: Bus, found: Entry[LeaseHolder]) -> bool:
+    is_there, _ = await _ask(bus, found)
+    return is_there is not False
+
+
+async def _ask(bus: Bus, found: Entry[LeaseHolder]) -> tuple[bool | None, int | None]:
+    """(whether the holder is there, the revision that it holds by now). None of the first: it listens and does not
+    answer in time; of the second: it does not tell one."""
+    assert found.value is not None
+    try:
+        told = await bus.request(subjects.holder(found.value.holder_id), None, object, LOOK_S)
+    except NobodyListensError:
+        return False, None
+    except BusError:
+        return None, None
+    return True, told if isinstance(told, int) else None
 
 
 class Lease:
@@ -184,25 +208,14 @@ class Lease:
         return ""
 
     async def _find(self) -> Entry[LeaseHolder] | None:
-        try:
-            return await self._bucket.get(self._name)
-        except NotFoundOnBusError:
-            return None
+        return await _read(self._bucket, self._name)
 
     async def _look(self, known: Entry[LeaseHolder] | None) -> tuple[bool | None, Entry[LeaseHolder] | None]:
-        """(whether the known holder is there, what is held by now). None of the first: it listens and does not answer
-        in time, or none is known. A holder tells its revision, so that the bus need not be asked."""
-        if known is None or known.value is None:
-            return None, await self._find()
-        is_there: bool | None = True
-        try:
-            told = await self._bus.request(subjects.holder(known.value.holder_id), None, object, LOOK_S)
-            if isinstance(told, int):
-                return True, replace(known, revision=told)
-        except NobodyListensError:
-            is_there = False
-        except BusError:
-            is_there = None
+        """(whether the known holder is there, what is held by now). None of the first: as ``_ask``, or none is known. A
+        holder tells its revision, so that the bus need not be asked."""
+        is_there, revision = (None, None) if known is None or known.value is None else await _ask(self._bus, known)
+        if known is not None and revision is not None:
+            return is_there, replace(known, revision=revision)
         return is_there, await self._find()
 
     async def _on_asked(self, _: object) -> int | None:
