@@ -263,10 +263,14 @@ class BatchManager:
                 await self._drop_late(batch_id, stored)
 
     async def _drop_late(self, batch_id: str, stored: Stored[T]) -> None:
-        """What came of a request that was still running when its batch ended has no place any more."""
-        try:
+        """What came of a request that was still running when its batch ended has no place any more, and is told once."""
+
+        async def drop() -> None:
             if batch_id in self._lives or await self._is_cleared(batch_id):
                 await self._bus.delete_stored(subjects.RESULTS_STREAM, stored.sequence)
+
+        try:
+            await self._bus.through_reconnects(drop)
         except NotFoundOnBusError:
             return
         except BusError as error:

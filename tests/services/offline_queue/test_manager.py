@@ -212,6 +212,28 @@ async def test_a_late_result_is_dropped(desk: Desk) -> None:
     assert await desk.stored_results(batch_id) == []
 
 
+async def test_a_late_result_is_dropped_once_the_bus_is_there_again(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("a")])
+    late, refused = OfflineResult(f"{batch_id}.1", [1], FinishReason.STOP), list[str]()
+
+    def may_send(subject: str) -> bool:
+        if "MSG.DELETE" not in subject or refused:
+            return True
+        refused.append(subject)
+        return False
+
+    async with desk.running(permits=0) as (manager, _):
+        await desk.until_status(batch_id, "in_progress")
+        await desk.cancel(batch_id)
+        await desk.until_cleared(batch_id)
+        manager.tools.bus.fence(may_send)
+        assert await desk.bus.store(WORK.result(late.request_id), late)
+        async with asyncio.timeout(TIMEOUT_S):
+            while await desk.stored_results(batch_id):
+                await asyncio.sleep(0.05)
+    assert refused
+
+
 async def test_a_result_of_no_line_changes_nothing(desk: Desk) -> None:
     """One that is there when the batch is taken up, and one that comes later."""
     batch_id = await desk.submit([chat_line("a")])
