@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.intake import answer, caller_of, read_request, tenant_of, written
+from services.gateway.api.intake import answer, caller_of, read_body, read_request, take_request, tenant_of, written
 from services.gateway.http.operation import JsonResponse, answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from shared.openai.errors import RequestError
@@ -77,6 +77,13 @@ class InputItemList(Page[InputItem], frozen=True):
     """A part of the items that a response answers."""
 
 
+class InputTokens(msgspec.Struct, frozen=True):
+    """Of a prompt."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class AnswerInHand:
     """One response, from its request to what is shown and stored of it."""
 
@@ -138,6 +145,14 @@ async def create_response(request: Request) -> Response:
     asked = await read_request(request, parse_response, partial(_from_store, request))
     in_hand = AnswerInHand(context_of(request), caller_of(request).key, asked)
     return await answer(request, asked.completion, in_hand.events, in_hand.body, in_hand.keep)
+
+
+@router.post("/input_tokens", **answers(json_of(InputTokens), body=json_of(ResponseBody)))
+async def count_input_tokens(request: Request) -> Response:
+    """How many tokens the prompt of such a response has, tools and what it goes on from among them."""
+    take_request(request)
+    asked = await read_body(request, parse_response, partial(_from_store, request))
+    return JsonResponse(InputTokens(len(asked.completion.prompt_token_ids)))
 
 
 @router.get("/{response_id}", **answers(json_of(ModelResponse)))

@@ -28,7 +28,6 @@ UNSERVED = {
     "evals": "evaluations are run as batches",
     "skills": "no code is run here",
     "chatkit": "conversations are not kept; each request brings its own",
-    "responses/input_tokens": "POST /tokenize counts the tokens of messages",
     "responses/compact": "send the part of the conversation that is to be kept as input",
     "organization": "of it there is usage/completions; API keys are managed with slackwater key",
 }

@@ -95,7 +95,6 @@ CALLS: list[Callable[[openai.OpenAI], Any]] = [
     lambda client: client.fine_tuning.jobs.list(),
     lambda client: client.vector_stores.retrieve("vs_1"),
     lambda client: client.conversations.create(),
-    lambda client: client.responses.input_tokens.count(model=MODEL, input="Hi"),
     lambda client: client.responses.compact(model=MODEL, input="Hi"),
     lambda client: client.skills.list(),
 ]

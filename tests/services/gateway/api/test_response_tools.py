@@ -113,6 +113,24 @@ async def test_a_thought_is_an_item_that_is_stored_and_sent_back(client: openai.
         assert [item.type for item in shown] == ["message", "reasoning", "function_call", "function_call_output"]
 
 
+async def test_the_tokens_of_an_input_are_those_of_its_response(client: openai.AsyncOpenAI) -> None:
+    first = await client.responses.create(**asked(0))
+    counted = await client.responses.input_tokens.count(model=MODEL, input=QUESTION, tools=TOOLS)
+    assert first.usage is not None and counted.input_tokens == first.usage.input_tokens
+    assert counted.object == "response.input_tokens"
+    options: Any = {
+        "input": outputs_of(first),
+        "tools": TOOLS,
+        "previous_response_id": first.id,
+        "instructions": "Be brief.",
+    }
+    second = await client.responses.create(model=MODEL, **options)
+    counted = await client.responses.input_tokens.count(model=MODEL, **options)
+    assert second.usage is not None and counted.input_tokens == second.usage.input_tokens
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.input_tokens.count(model=MODEL, input="x", previous_response_id="resp_0")
+
+
 @pytest.mark.parametrize("tool", [{"type": "web_search"}, {"type": "file_search", "vector_store_ids": ["a"]}])
 async def test_other_tools_are_refused(client: openai.AsyncOpenAI, tool: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="only functions are") as refused:
