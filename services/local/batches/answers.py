@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -144,10 +144,13 @@ def answer_in(line: Json) -> Answer:
 
 
 def _text_of(choice: Json) -> str:
-    """Where tools are called, the JSON of the calls; with a text beside them, of an object that has both."""
     if "message" not in choice:
         return str(choice.get("text") or "")
-    content, calls = choice["message"].get("content"), choice["message"].get("tool_calls")
+    return _with_calls(choice["message"].get("content"), choice["message"].get("tool_calls"))
+
+
+def _with_calls(content: str | None, calls: list[Json] | None) -> str:
+    """Where tools are called, the JSON of the calls; with a text beside them, of an object that has both."""
     if not calls:
         return str(content or "")
     return msgspec.json.encode({"content": content, "tool_calls": calls} if content else calls).decode()
@@ -160,9 +163,18 @@ def _of_embeddings(body: Json) -> str:
 
 
 def _of_response(body: Json) -> Answer:
-    parts: list[Any] = [part for item in body.get("output") or () for part in item.get("content") or ()]
-    text = "".join(part.get("text", "") for part in parts)
-    return Answer(text, "length" if body.get("status") == "incomplete" else "stop")
+    """As of a chat: what the model thought is no part of it, and calls have a chat's form."""
+    items: list[Json] = body.get("output") or []
+    said = [part for item in items if item.get("type") == "message" for part in item.get("content") or ()]
+    calls = [_chat_call(item) for item in items if item.get("type") == "function_call"]
+    whole = "tool_calls" if calls else "stop"
+    text = "".join(part.get("text", "") for part in said)
+    return Answer(_with_calls(text, calls), "length" if body.get("status") == "incomplete" else whole)
+
+
+def _chat_call(item: Json) -> Json:
+    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    return {"id": item.get("call_id"), "type": "function", "function": function}
 
 
 def input_lines(client: ApiClient, batch: Json) -> Iterator[tuple[str, bytes]]:
