@@ -263,7 +263,7 @@ class BatchManager:
                 await self._drop_late(batch_id, stored)
 
     async def _drop_late(self, batch_id: str, stored: Stored[T]) -> None:
-        """What came of a request that was still running when its batch ended has no place any more, and is told once."""
+        """What came of a request that was still running when its batch ended has no place any more. It is told once."""
 
         async def drop() -> None:
             if batch_id in self._lives or await self._is_cleared(batch_id):

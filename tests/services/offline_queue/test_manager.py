@@ -198,6 +198,12 @@ async def test_what_no_longer_runs_is_taken_back_beside_other_work(desk: Desk, c
         assert (await desk.until_cleared(batch_id)).status == end
 
 
+async def until_dropped(desk: Desk, batch_id: str) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while await desk.stored_results(batch_id):
+            pass
+
+
 async def test_a_late_result_is_dropped(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line("a")])
     async with desk.running(permits=0):
@@ -228,9 +234,7 @@ async def test_a_late_result_is_dropped_once_the_bus_is_there_again(desk: Desk) 
         await desk.until_cleared(batch_id)
         manager.tools.bus.fence(may_send)
         assert await desk.bus.store(WORK.result(late.request_id), late)
-        async with asyncio.timeout(TIMEOUT_S):
-            while await desk.stored_results(batch_id):
-                await asyncio.sleep(0.05)
+        await until_dropped(desk, batch_id)
     assert refused
 
 
@@ -259,10 +263,6 @@ async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
     """A second executor's, that had the request as well and could not say so before."""
     clear, stored = BatchTools.clear, list[str]()
 
-    async def until_dropped(batch_id: str) -> None:
-        while await desk.stored_results(batch_id):
-            pass
-
     async def then_late(tools: BatchTools, batch_id: str) -> None:
         await clear(tools, batch_id)
         record = (await tools.batches.get(batch_id)).value
@@ -271,7 +271,7 @@ async def test_a_result_that_comes_while_its_batch_is_cleared_is_dropped(
         late = OfflineResult(f"{batch_id}.1", [1], FinishReason.STOP)
         assert await desk.bus.store(WORK.result(late.request_id), late)
         stored.append(late.request_id)
-        await asyncio.wait_for(until_dropped(batch_id), TIMEOUT_S)
+        await until_dropped(desk, batch_id)
 
     monkeypatch.setattr(BatchTools, "clear", then_late)
     batch_id = await desk.submit([chat_line("a")])
