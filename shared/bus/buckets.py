@@ -96,10 +96,12 @@ class Bucket(Generic[T]):
     async def entries(self) -> list[Entry[T]]:
         """All present entries that parse, in the order of their revisions. A key that is written meanwhile is among
         them."""
-        found = {raw.subject: raw async for raw in self._streams.read_raw(self._stream, f"{self._prefix}>")}
-        found |= {raw.subject: raw async for raw in self._missed(found)}
-        entries = map(self._entry, found.values())
-        return sorted((entry for entry in entries if entry.value is not None), key=lambda entry: entry.revision)
+        # each is decoded as it comes: all at once would hold up others for seconds
+        reading = self._streams.read_raw(self._stream, f"{self._prefix}>")
+        found = {raw.subject: self._entry(raw) async for raw in reading}
+        found |= {raw.subject: self._entry(raw) async for raw in self._missed(found)}
+        present = (entry for entry in found.values() if entry.value is not None)
+        return sorted(present, key=lambda entry: entry.revision)
 
     async def keys(self) -> set[str]:
         """All that have a value, also one that does not parse; perhaps one that is deleted meanwhile."""

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 
+import msgspec
 import pytest
 import uvloop
 
@@ -330,6 +331,28 @@ async def test_entries_are_whole_while_many_read_and_write(bus: Bus) -> None:
             writer.cancel()
         await asyncio.gather(*writers, return_exceptions=True)
     assert all(found == sorted(keys) for reads in seen for found in reads)
+
+
+async def test_entries_are_decoded_beside_other_work(bus: Bus) -> None:
+    """A stack keeps its batches for a month."""
+    num_turns = 0
+    decoded_in: set[int] = set()
+
+    class Record(msgspec.Struct):
+        number: int
+
+        def __post_init__(self) -> None:
+            decoded_in.add(num_turns)
+
+    bucket = await bus.bucket("test_many", Record)
+    await asyncio.gather(*(bucket.put(f"key-{number}", Record(number)) for number in range(600)))
+    decoded_in.clear()
+    reading = asyncio.create_task(bucket.entries())
+    while not reading.done():
+        num_turns += 1
+        await asyncio.sleep(0)
+    assert [entry.revision for entry in reading.result()] == list(range(1, 601))
+    assert len(decoded_in) > 1
 
 
 async def test_a_record_of_another_version_is_as_good_as_deleted(bus: Bus) -> None:
