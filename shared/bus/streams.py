@@ -224,16 +224,19 @@ class Streams(Connection):
 
     async def subjects(self, stream: str, subject: str) -> set[str]:
         """Every matching subject that holds a message now; none where there is no such stream. Raises BusError."""
-        found: dict[str, int] = {}
+        return {each async for page in self.subject_pages(stream, subject) for each in page}
+
+    async def subject_pages(self, stream: str, subject: str) -> AsyncGenerator[Collection[str], None]:
+        """As ``subjects``, up to 100,000 at a time; some may come twice."""
         offset = 0
         while True:
             request = {"subjects_filter": subject, "offset": offset}
             reply = await self._ask(f"{INFO_API}.{stream}", request, NO_SUCH_STREAM)
             page = reply.state.subjects or {}
-            found |= page
+            yield page
             offset += len(page)
             if offset >= reply.total or not page:
-                return set(found)
+                return
             offset -= len(page) // OVERLAP  # of those before it some may go meanwhile
 
     async def purge(self, stream: str, subject: str, last: int | None = None) -> None:

@@ -54,8 +54,8 @@ class LostBatches:
         """By id. The records are read last: each was there before what else there is of its batch."""
         found: set[str] = set()
         for stream, subject in self._tools.stored("*"):
-            stored = await self._tools.bus.subjects(stream, subject)
-            found |= {subjects.request_of(each).rpartition(".")[0] for each in stored}
+            async for page in self._tools.bus.subject_pages(stream, subject):
+                found |= {subjects.request_of(each).rpartition(".")[0] for each in page}
         return sorted(found - await self._tools.batches.keys())
 
     async def _newest_s(self, batch_id: str) -> float:
