@@ -46,7 +46,10 @@ class Commands(CommandGroup):
             "services.profiler.simulation.cli:simulate",
         ),
         "plan": ("Say how many GPUs keep your SLOs, and what offline work they do.", f"{HERE}.plan:plan"),
-        "predict": ("Say how long a batch takes, by the fitted latency model.", f"{HERE}.predict:predict"),
+        "predict": (
+            "Say how long a step takes with such requests in it, by the fitted latency model.",
+            f"{HERE}.predict:predict",
+        ),
         "profile": ("Find the latency budget that keeps your SLOs.", f"{HERE}.profile.cli:profile"),
         "data": ("List the public traces and sets of prompts behind the figures.", f"{HERE}.data:data_app"),
         "version": ("Show the version.", f"{HERE}.version:version"),

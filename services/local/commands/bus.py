@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from services.local.commands.output import stdout_console
 from services.local.commands.parameters import DataDirOption, JsonOption, show
 from services.local.stack.bus_access.folder import BusFolder
 from services.local.stack.data_dir import DataDir, StackFile
@@ -118,4 +118,4 @@ def _print_roles(found: dict[BusRole, Permissions]) -> None:
         table.add_column(column, overflow="fold")
     for role, may in found.items():
         table.add_row(role, "\n".join(may.publish), "\n".join(may.subscribe))
-    Console().print(table)
+    stdout_console().print(table)

@@ -10,10 +10,10 @@ from typing import Annotated, Any, cast
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from services.local.commands import parameters
+from services.local.commands.output import stdout_console
 from services.local.commands.parameters import ConfigOption, JsonOption
 from services.local.stack.catalogue import NAME, SERVICES, STRATEGY, all_values, read_config, shown_value, tables
 from shared.errors import ConfigError
@@ -116,7 +116,7 @@ def _of_model(file: ConfigFile, index: int) -> list[ShownSetting]:
 
 def _print_table(whole: ShownConfig) -> None:
     """What differs from the defaults stands out."""
-    console = Console(highlight=False, markup=False)
+    console = stdout_console()
     console.print(f"file: {whole.file or 'none'}", soft_wrap=True)
     table = Table("table", "setting", "value", "from", box=None, header_style="bold")
     for shown in whole.settings:

@@ -67,7 +67,7 @@ def predict(
     stack: BusOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """How long a step with this batch takes, and what each of its requests adds. Without a batch: the models known."""
+    """How long a step with these requests takes, and what each of them adds. Without any: the models known."""
     try:
         asked = PredictBatch(parse_prefills(prefill or []), parse_decodes(decode or []), whose)
     except ValueError as error:

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from services.gateway.settings import GatewaySettings
 from services.local.command_group import FAILURE
+from services.local.commands.output import stdout_console
 from services.local.commands.parameters import ConfigOption, JsonOption, show
 from services.local.doctor import machine_checks, stack_checks
 from services.local.doctor.bus_checks import bus_checks
@@ -113,4 +113,4 @@ def _print_checks(diagnosis: Diagnosis) -> None:
         table.add_row(check.name, check.state, check.found, style=STYLES[check.state])
         if check.remedy:
             table.add_row("", "", f"-> {check.remedy}")
-    Console(highlight=False, markup=False).print(table)
+    stdout_console().print(table)

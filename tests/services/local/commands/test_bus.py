@@ -93,4 +93,5 @@ def test_what_cannot_be_rotated_is_named(tmp_path: Path) -> None:
 def test_roles_are_shown_with_their_subjects(role: BusRole) -> None:
     shown = json.loads(slackwater("roles", "--json").stdout)
     assert "_INBOX.>" in shown[role]["publish"] and f"_INBOX.{role}.>" in shown[role]["subscribe"]
-    assert f" {role} " in slackwater("roles").stdout
+    told = slackwater("roles").stdout
+    assert f" {role} " in told and all(subject in told for subject in shown[role]["publish"]), "a pipe has whole lines"

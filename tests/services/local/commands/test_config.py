@@ -94,6 +94,8 @@ def test_show_tells_where_each_value_is_from(folder: Path) -> None:
     assert ["stack", "port", "9001", "SLACKWATER_PORT"] in rows
     assert ["executor", "max_num_seqs", "7", "slackwater.toml", "line", "6"] in rows
     assert ["stack", "host", '"127.0.0.1"', "default"] in rows
+    endpoint = f"http://{'a' * 200}:4318"
+    assert f'"{endpoint}"' in slackwater("config", "show", SLACKWATER_TRACE_ENDPOINT=endpoint)[1], "in one line"
 
 
 def test_what_is_secret_is_not_shown(folder: Path) -> None:
