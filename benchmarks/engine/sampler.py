@@ -16,6 +16,7 @@ from benchmarks.harness.turns import Times
 from services.executor.engines.sampling.grammar_masks import GrammarMasks
 from services.executor.engines.sampling.sample_row import SampleRow
 from services.executor.engines.sampling.sampler import gather_logprobs, sample
+from services.executor.engines.sampling.seen_tokens import SeenTokens
 from shared.openai.grammars import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TokenHistory
@@ -45,15 +46,15 @@ def make_rows(num_rows: int, num_output_tokens: int, vocab_size: int, **options:
     for seed, token_ids in enumerate(torch.randint(vocab_size, shape, generator=generator).tolist()):
         sampling = SamplingParams(max_tokens=1, seed=seed, **options)
         history = TokenHistory(token_ids, NUM_PROMPT_TOKENS) if sampling.adjusts_logits else None
-        rows.append(SampleRow(sampling, len(token_ids), history))
+        rows.append(SampleRow(sampling, len(token_ids), history, str(seed)))
     return rows
 
 
 def cpu_ms(logits: torch.Tensor, rows: list[SampleRow], repeats: int) -> float:
-    """The median of one call."""
-    times = Times(processor_s=time.thread_time)
+    """The median of one call; what the rows have was seen in the one before, as in an engine."""
+    times, seen = Times(processor_s=time.thread_time), SeenTokens()
     for _ in range(repeats):
-        times.time(lambda: gather_logprobs(logits, rows, sample(logits, rows)))
+        times.time(lambda: gather_logprobs(logits, rows, sample(logits, rows, None, seen)))
     return times.median_cpu_ms
 
 

@@ -1,7 +1,6 @@
 """What is done to logits before the temperature: biases, and penalties for tokens that are there already."""
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -9,17 +8,21 @@ import torch
 from kernels.slots import Ints
 from services.executor.engines.sampling.grammar_masks import GrammarMasks
 from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.seen_tokens import SeenTokens
 from services.executor.engines.sampling.token_bans import allowed_tokens, banned_tokens
 from shared.replica.engine import TokenHistory
 
 NUMBERS = torch.finfo(torch.float32)
 
 
-def adjusted(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None) -> torch.Tensor:
+def adjusted(
+    logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None, seen: SeenTokens | None = None
+) -> torch.Tensor:
     """``logits`` [num_rows, vocab_size] with what the rows that have a history ask for, as float32; the same tensor
     where no row has one. First the tokens that a row does not allow become impossible (``token_bans``); then come the
     biases, the repetition penalty (CTRL, section 4.1, which divides a positive logit and multiplies a negative one) and
-    OpenAI's two: presence once for each token of the output, frequency as often as it is there."""
+    OpenAI's two: presence once for each token of the output, frequency as often as it is there. ``seen``: of the steps
+    before, which saves time."""
     wanting = [(i, row, row.history) for i, row in enumerate(rows) if row.history is not None]
     if not wanting:
         return logits
@@ -27,8 +30,9 @@ def adjusted(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks
     flat, vocab_size = found.view(-1), logits.shape[-1]
     _forbid(found, wanting, grammars)
     _add_biases(flat, vocab_size, wanting)
-    _divide_repeated(flat, vocab_size, wanting)
-    _subtract_penalties(flat, vocab_size, wanting)
+    seen = seen or SeenTokens()
+    _divide_repeated(flat, vocab_size, wanting, seen)
+    _subtract_penalties(flat, vocab_size, wanting, seen)
     return found
 
 
@@ -72,34 +76,30 @@ def _add_biases(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> None:
         flat[torch.tensor(places, device=flat.device)] += torch.tensor(values, device=flat.device)
 
 
-def _divide_repeated(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> None:
+def _divide_repeated(flat: torch.Tensor, vocab_size: int, wanting: _Wanting, seen: SeenTokens) -> None:
     penalties = {i: row.sampling.repetition_penalty for i, row, _ in wanting}
-    known = [(i, history.token_ids) for i, _, history in wanting if penalties[i] != 1.0]
+    known = [(i, row.request_id, history.token_ids) for i, row, history in wanting if penalties[i] != 1.0]
     if not known:
         return
-    places = _places(known, vocab_size)  # one that is there twice gets the same number twice
+    places = np.concatenate([seen.of(request_id, ids)[0] + i * vocab_size for i, request_id, ids in known])
     index = torch.from_numpy(places).to(flat.device)
     values, factors = flat[index], _per_place(penalties, places // vocab_size, flat.device)
     factors.clamp_(min=NUMBERS.tiny)
     flat[index] = torch.where(values > 0, values / factors, values * factors).clamp_(max=NUMBERS.max)
 
 
-def _subtract_penalties(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> None:
+def _subtract_penalties(flat: torch.Tensor, vocab_size: int, wanting: _Wanting, seen: SeenTokens) -> None:
     presence = {i: row.sampling.presence_penalty for i, row, _ in wanting}
     frequency = {i: row.sampling.frequency_penalty for i, row, _ in wanting}
-    outputs = [(i, h.output) for i, _, h in wanting if presence[i] or frequency[i]]
-    if not any(token_ids for _, token_ids in outputs):
+    penalized = [(i, row.request_id, history) for i, row, history in wanting if presence[i] or frequency[i]]
+    found = [(i, seen.of(request_id, h.token_ids, h.num_prompt_tokens)) for i, request_id, h in penalized]
+    if not any(len(ids) for _, (ids, _) in found):
         return
-    places, counts = np.unique(_places(outputs, vocab_size), return_counts=True)
+    places = np.concatenate([ids + i * vocab_size for i, (ids, _) in found])
     rows, device = places // vocab_size, flat.device
-    times = torch.from_numpy(counts).to(device)
+    times = torch.from_numpy(np.concatenate([counts for _, (_, counts) in found])).to(device)
     penalties = _per_place(presence, rows, device) + _per_place(frequency, rows, device) * times
     flat[torch.from_numpy(places).to(device)] -= penalties
-
-
-def _places(tokens: Iterable[tuple[int, list[int]]], vocab_size: int) -> Ints:
-    """Where each row's tokens are in the flat logits, as often as the row has them."""
-    return np.concatenate([np.array(token_ids, dtype=np.int64) + row * vocab_size for row, token_ids in tokens])
 
 
 def _per_place(values: dict[int, float], rows: Ints, device: torch.device) -> torch.Tensor:

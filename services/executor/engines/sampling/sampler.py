@@ -11,6 +11,7 @@ import torch
 from services.executor.engines.sampling.grammar_masks import GrammarMasks
 from services.executor.engines.sampling.logits import NUMBERS, adjusted
 from services.executor.engines.sampling.sample_row import SampleRow
+from services.executor.engines.sampling.seen_tokens import SeenTokens
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
 
@@ -28,14 +29,16 @@ LOW_32 = np.uint64(0xFFFFFFFF)
 SHIFT_32 = np.uint64(32)
 
 
-def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None) -> list[int]:
+def sample(
+    logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None, seen: SeenTokens | None = None
+) -> list[int]:
     """One token id for each row of ``logits`` [num_rows, vocab_size]; NO_TOKEN for a row that is not finite.
 
     First what ``adjusted`` does, which needs ``grammars`` where a row has one. Then temperature 0 is greedy; else
     temperature, min_p, top_k, top_p in this order, and the inverse of the cumulative distribution at
     ``uniforms(seed, position)``."""
     has_ties = logits.dtype is not torch.float32  # also where another row's wishes make them float32
-    logits = adjusted(logits, rows, grammars)
+    logits = adjusted(logits, rows, grammars, seen)
     top, chosen = _greatest(logits)
     tokens: list[int] = chosen.masked_fill_(~torch.isfinite(top), NO_TOKEN).tolist()
     random = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and tokens[i] != NO_TOKEN]

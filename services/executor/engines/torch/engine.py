@@ -26,6 +26,7 @@ from services.executor.engines.sampling.grammar_masks import GrammarMasks
 from services.executor.engines.sampling.prompt_scores import score_tokens, with_scores
 from services.executor.engines.sampling.sample_row import SampleRow
 from services.executor.engines.sampling.sampler import NO_TOKEN, NOT_FINITE, gather_logprobs, read_logprobs, sample
+from services.executor.engines.sampling.seen_tokens import SeenTokens
 from services.executor.engines.torch.attention import AttentionStep, Layer, paged_step
 from services.executor.engines.torch.base import EngineOnTorch
 from services.executor.engines.torch.device import (
@@ -69,6 +70,7 @@ class TorchEngine(EngineOnTorch):
     ) -> None:
         super().__init__(spec, next(iter(kv_caches.values())).device, host, num_threads)
         self._grammars = grammars
+        self._seen = SeenTokens()
         self._model = forward
         self._kv_caches = kv_caches
         self._buffer = GatherBuffer()
@@ -225,7 +227,7 @@ class TorchEngine(EngineOnTorch):
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()  # the step has ended when its KV is written
             return SampledTokens({}, {})
-        return _sampled(logits, sequences, self._grammars)
+        return _sampled(logits, sequences, self._grammars, self._seen)
 
     def _step_logits(self, layout: StepLayout, input_ids: Ints, sampling: list[int]) -> torch.Tensor:
         """[num_sampling, vocab_size], of the last token of the sequences whose numbers ``sampling`` holds."""
@@ -297,10 +299,12 @@ def _scored_rows(layout: StepLayout, sequences: list[Sequence], number: int) -> 
     return np.arange(start, start + len(sequence.scored_ids))
 
 
-def _sampled(logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarMasks) -> SampledTokens:
+def _sampled(
+    logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarMasks, seen: SeenTokens
+) -> SampledTokens:
     """``logits``: a row for each sequence."""
     rows = [SampleRow(s.sampling, s.num_computed_tokens + len(s.token_ids), s.history, s.request_id) for s in sequences]
-    tokens = sample(logits, rows, grammars)
+    tokens = sample(logits, rows, grammars, seen)
     sampled = dict(zip([s.request_id for s in sequences], tokens, strict=True))
     failed = {request_id: NOT_FINITE for request_id, token in sampled.items() if token == NO_TOKEN}
     gathered = gather_logprobs(logits, rows, tokens)

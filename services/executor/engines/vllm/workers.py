@@ -28,6 +28,7 @@ from services.executor.engines.sampling.grammar_masks import GrammarMasks
 from services.executor.engines.sampling.prompt_scores import score_tokens
 from services.executor.engines.sampling.sample_row import SampleRow
 from services.executor.engines.sampling.sampler import gather_logprobs, sample
+from services.executor.engines.sampling.seen_tokens import SeenTokens
 from services.executor.engines.torch.device import keep_freed_memory
 from services.executor.engines.torch.embeddings import embeddings_of
 from services.executor.engines.vllm.runner_mirror import (
@@ -96,13 +97,14 @@ class SeededSampler(torch.nn.Module):
     def __init__(self, runner: Any, grammars: GrammarMasks) -> None:
         super().__init__()
         self._grammars = grammars
+        self._seen = SeenTokens()
         self._runner = (runner,)  # in a tuple: torch would take a module in it for a part of this one
 
     def forward(self, logits: torch.Tensor, sampling_metadata: Any) -> SamplerOutput:
         """``logits``: [num_reqs, vocab_size]; NO_TOKEN where a row is not finite."""
         (runner,) = self._runner
         rows = [_sample_row(runner.requests[request_id]) for request_id in runner.input_batch.req_ids]
-        tokens = sample(logits, rows, self._grammars)
+        tokens = sample(logits, rows, self._grammars, self._seen)
         sampled = torch.tensor(tokens, dtype=torch.int32, device=logits.device)
         gathered = gather_logprobs(logits, rows, tokens)
         logprobs = None if gathered is None else LogprobsTensors(*gathered, torch.zeros(len(rows), dtype=torch.int32))
