@@ -10,8 +10,7 @@ from shared.protocol.access.owners import owner_of
 class StoredResponse(msgspec.Struct, frozen=True):
     """``key_name``, ``organization``: of the key that it was made with; empty without. ``input``: the messages of its
     own request; ``before``: those of the responses that it goes on from. Messages are those of a chat completion, and
-    none is of ``instructions``. ``calls`` and ``reasoning``: in its output, as a chat's message has
-    them."""
+    none is of ``instructions``. ``calls`` and ``reasoning``: in its output, as a chat's message has them."""
 
     id: str
     key_name: str = msgspec.field(name="owner")

@@ -17,7 +17,7 @@ from shared.openai.errors import RequestError
 from shared.openai.objects import DeletedResponse, Page
 from shared.openai.responses.answers import ModelResponse, ended, new_response
 from shared.openai.responses.events import ResponseEvents
-from shared.openai.responses.items import REFERENCE, StoredItems, items_of, referred_ids
+from shared.openai.responses.items import REFERENCE, StoredItems, chat_call, items_of, referred_ids
 from shared.openai.responses.output import (
     FunctionCall,
     OutputMessage,
@@ -121,7 +121,11 @@ class AnswerInHand:
             input=self._asked.input,
             output=_text_of(body, OutputMessage),
             organization=organization,
-            calls=[_chat_call(item) for item in body.output if isinstance(item, FunctionCall)],
+            calls=[
+                chat_call(each.call_id, each.name, each.arguments)
+                for each in body.output
+                if isinstance(each, FunctionCall)
+            ],
             reasoning=_text_of(body, ReasoningItem),
         )
         await self._context.responses.add(stored)
@@ -256,8 +260,3 @@ def _items(place: str, message: dict[str, Any]) -> Iterator[InputItem]:
 def _text_of(body: ModelResponse, kind: type[TextItem]) -> str:
     """Of its items of the kind."""
     return "".join(item.content[0].text for item in body.output if isinstance(item, kind))
-
-
-def _chat_call(call: FunctionCall) -> dict[str, Any]:
-    """In a chat's message."""
-    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

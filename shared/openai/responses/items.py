@@ -105,8 +105,8 @@ class ChatMessages:
         self.messages.append(message)
 
     def _add_call(self, where: str, item: InputItem) -> None:
-        function = {name: _required(where, item, name) for name in ("name", "arguments")}
-        call = {"id": _required(where, item, "call_id"), "type": "function", "function": function}
+        name, arguments = _required(where, item, "name"), _required(where, item, "arguments")
+        call = chat_call(_required(where, item, "call_id"), name, arguments)
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self._add_message(where, {"role": "assistant", "content": ""})
         calls = self.messages[-1].setdefault("tool_calls", [])
@@ -118,6 +118,11 @@ class ChatMessages:
         """The last message is a thought that nothing has followed yet."""
         last = self.messages[-1] if self.messages else {}
         return "reasoning" in last and not last["content"] and "tool_calls" not in last
+
+
+def chat_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call of a function as an assistant's message has it."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _required(where: str, item: InputItem, name: str) -> Any:

@@ -29,7 +29,6 @@ DurationOption = Annotated[
 ]
 LiveOption = Annotated[bool, typer.Option("--live", help="Run the workload on a running stack, and set its budget.")]
 NowOption = Annotated[bool, typer.Option("--now", help="Ask the stack's profiler to search anew, and wait for it.")]
-
 UndoOption = Annotated[
     bool, typer.Option("--undo", help="Give the stack the budget again that it had before --live found one.")
 ]
