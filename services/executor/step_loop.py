@@ -175,6 +175,9 @@ class StepLoop:
         for each in (ending, watching):
             each.cancel()
         await asyncio.gather(ending, watching, return_exceptions=True)
+        for step in running:
+            if step.done() and not step.cancelled():
+                step.exception()  # seen: of the steps that an engine loses together the first one's is raised
 
     async def announce_idle(self) -> None:
         """Say what is held here while no step runs, so that a plan can come. Nothing while a step runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from dataclasses import dataclass
@@ -91,3 +92,10 @@ def send(writer: asyncio.StreamWriter, message: object) -> None:
     """Where the other side is gone, nothing: who reads hears of it."""
     body = encode(message)
     writer.write(LENGTH.pack(len(body)) + body)
+
+
+async def end(writer: asyncio.StreamWriter) -> None:
+    """What the other side has not taken yet is dropped; whether it went away by itself is no error of anybody."""
+    writer.transport.abort()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()

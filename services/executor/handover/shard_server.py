@@ -19,6 +19,7 @@ from services.executor.handover.shard_calls import (
     Read,
     ShardAnswer,
     ShardCall,
+    end,
     receive,
     send,
 )
@@ -75,7 +76,7 @@ class ShardServer:
             answering.add_done_callback(calls.discard)
         await self._close()
         await asyncio.gather(*calls, return_exceptions=True)
-        writer.close()
+        await end(writer)
 
     async def _answer(self, call: ShardCall, writer: asyncio.StreamWriter) -> None:
         """Nothing to a read that is cancelled because its link is closed, which nobody may take for its end."""

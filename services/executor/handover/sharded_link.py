@@ -21,6 +21,7 @@ from services.executor.handover.shard_calls import (
     ShardAnswer,
     ShardCall,
     ShardStreams,
+    end,
     receive,
     send,
 )
@@ -55,7 +56,7 @@ class ShardedLink:
             answers = await _all(made, [Begin(place)] * len(made))
         except LinkError:
             for shard in made:
-                shard.close()
+                await shard.close()
             raise
         return cls(made, [answer.address for answer in answers if answer.address is not None])
 
@@ -115,7 +116,7 @@ class ShardedLink:
         except (LinkError, TimeoutError) as error:
             logger.info("a part of the KV was not closed", extra={"why": str(error) or type(error).__name__})
         for shard in self._shards:
-            shard.close()
+            await shard.close()
 
 
 class _Shard:
@@ -150,12 +151,12 @@ class _Shard:
             raise self.error(answered.error)
         return answered
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Whoever waits for an answer is cancelled."""
         self._listening.cancel()
         for waiting in self._waiting.values():
             waiting.cancel()
-        self._writer.close()
+        await end(self._writer)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:

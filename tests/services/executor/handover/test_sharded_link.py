@@ -26,6 +26,7 @@ from shared.simulation.link import Link
 from tests.programs import stand_still
 from tests.services.executor.handover.rig import until
 from tests.services.executor.handover.shard_processes import ShardProcesses, connected, shard_processes
+from tests.unseen import no_error_unseen
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed")
 
@@ -126,17 +127,24 @@ async def test_the_whole_waits_for_the_last_and_fails_with_one(both: tuple[Shard
 
 
 async def test_own_processes_that_are_gone_are_connected_to_nobody(both: tuple[ShardProcesses, ShardProcesses]) -> None:
-    async with waited_for(0, both) as (there, here, reading):
-        here.check()
-        for process in both[1].processes:
-            process.kill()
-        with pytest.raises(LinkError, match="process 0 of the KV: it is gone"):
-            await reading
-        assert not here.is_connected(GIVER)
-        with pytest.raises(LinkError, match="it is gone"):
-            await here.connect(there.address)
-        with pytest.raises(EngineLostError, match="process 0 of the KV: it is gone"):
+    with no_error_unseen():
+        async with waited_for(0, both) as (there, here, reading):
             here.check()
+            for process in both[1].processes:
+                stand_still(process.pid)
+            unread = asyncio.ensure_future(here.read(GIVER, [(5, 6)]))  # as they die: their end says so by a reset
+            await asyncio.wait((unread,), timeout=QUIET_S)
+            for process in both[1].processes:
+                process.kill()
+            for each in (reading, unread):
+                with pytest.raises(LinkError, match="process 0 of the KV: it is gone"):
+                    await each
+            assert not here.is_connected(GIVER)
+            with pytest.raises(LinkError, match="it is gone"):
+                await here.connect(there.address)
+            with pytest.raises(EngineLostError, match="process 0 of the KV: it is gone"):
+                here.check()
+        del there, here, reading, unread, each
 
 
 async def test_closed_while_a_stopped_process_is_waited_for(both: tuple[ShardProcesses, ShardProcesses]) -> None:
