@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
+from msgspec import UNSET, UnsetType
 
 from services.gateway.api.context import Context, context_of
 from services.gateway.api.intake import answer, caller_of, read_body, read_request, take_request, tenant_of, written
@@ -46,10 +47,11 @@ router = APIRouter(prefix=RESPONSES, tags=["responses"])
 
 
 class InputText(msgspec.Struct, frozen=True):
-    """What a message of the input says."""
+    """What a message of the input says; ``annotations`` are there, and empty, where the model has said it."""
 
     text: str
     type: Literal["input_text", "output_text"] = "input_text"
+    annotations: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class InputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
@@ -251,8 +253,8 @@ def _items(place: str, message: dict[str, Any]) -> Iterator[InputItem]:
     if thought := message.get("reasoning"):
         yield ReasoningItem(f"rs_{place}", "completed", [ReasoningText(thought)])
     if content or not (calls or thought):
-        kind: Literal["input_text", "output_text"] = "output_text" if role == "assistant" else "input_text"
-        yield InputMessage(f"msg_{place}", role, [InputText(content, kind)])
+        text = InputText(content, "output_text", []) if role == "assistant" else InputText(content)
+        yield InputMessage(f"msg_{place}", role, [text])
     for number, call in enumerate(calls):
         yield FunctionCall(f"fc_{place}_{number}", call["id"], **call["function"])
 

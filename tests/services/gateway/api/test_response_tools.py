@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.responses import ResponseItemList
 
 from shared.text.tool_format import ToolFormat
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
@@ -77,6 +78,8 @@ async def test_calls_are_answered_by_their_outputs(client: openai.AsyncOpenAI) -
     kinds = ["message", "message", "function_call", "function_call", "function_call_output", "function_call_output"]
     assert [item.type for item in shown] == kinds
     assert len({item.id for item in shown}) == len(kinds)
+    raw = await client.responses.input_items.with_raw_response.list(stored.id)
+    ResponseItemList.model_validate_json(raw.text, strict=True)
     again = [item.to_dict() for item in shown]
     shown_back = await client.responses.create(**asked(1, again))
     assert shown_back.usage is not None and shown_back.usage.input_tokens == second.usage.input_tokens
