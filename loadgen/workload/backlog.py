@@ -10,7 +10,8 @@ import msgspec
 
 from loadgen.errors import TraceError
 from loadgen.workload.files import csv_rows, errors_named, first_line, json_rows
-from loadgen.workload.traces import MOONCAKE_BLOCK_TOKENS, Count, TraceRequest
+from loadgen.workload.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from shared.bounds import Count
 
 PROMPT_FIELDS = ("prompt", "question", "text", "input")
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")

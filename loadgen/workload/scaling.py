@@ -8,8 +8,10 @@ from itertools import pairwise, takewhile
 
 from loadgen.errors import WorkloadError
 from loadgen.workload.traces import TraceRequest
+from shared.bounds import MOST
 
 REPLICA_BLOCK_IDS = 1 << 40  # above any trace's own block ids
+MOST_REQUESTS = 10_000_000  # 2 GB of them
 MOST_SILENCE = 0.1  # of a window, at its end: a trace that has ended for longer is told of
 
 
@@ -49,8 +51,8 @@ class Scaling:
             "--length-scale": self.length_scale,
         }
         for name, value in positive.items():
-            if value is not None and not 0 < value < math.inf:
-                raise WorkloadError(f"{name} must be above 0, not {value:g}")
+            if value is not None and not 0 < value <= MOST:
+                raise WorkloadError(f"{name} must be above 0 and no more than {MOST:g}, not {value:g}")
         if not 0 <= self.start_s < math.inf:
             raise WorkloadError(f"--start must not be negative, not {self.start_s:g}")
 
@@ -63,9 +65,9 @@ class Scaling:
         requests = [replace(request, arrival_s=request.arrival_s / self.time_scale) for request in requests]
         rng = random.Random(f"{self.seed}:rate")
         if self.qps is not None:  # T * Q at random (HyGen, section 5.1); beyond the trace's own rate, replicated
-            requests = scale_rate(requests, round(self.duration_s * self.qps), self.duration_s, rng)
+            requests = scale_rate(requests, _bounded(self.duration_s * self.qps), self.duration_s, rng)
         elif self.rate_scale is not None:
-            requests = scale_rate(requests, round(len(requests) * self.rate_scale), self.duration_s, rng)
+            requests = scale_rate(requests, _bounded(len(requests) * self.rate_scale), self.duration_s, rng)
         return [self._scale_lengths(request) for request in requests]
 
     def notes(self, last_s: float) -> list[str]:
@@ -125,6 +127,13 @@ def cap_context(requests: Sequence[TraceRequest], max_context: int | None) -> li
         prompt, output = fit_context(request.num_prompt_tokens, request.num_output_tokens, max_context)
         capped.append(replace(request, num_prompt_tokens=prompt, num_output_tokens=output))
     return capped
+
+
+def _bounded(wanted: float) -> int:
+    """So many requests. Raises WorkloadError for more than memory is for."""
+    if wanted > MOST_REQUESTS:
+        raise WorkloadError(f"the rate asks for {wanted:g} requests: {MOST_REQUESTS:g} are the most")
+    return round(wanted)
 
 
 def _replica(request: TraceRequest, end_s: float, copy: int, rng: random.Random) -> TraceRequest:

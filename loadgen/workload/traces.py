@@ -12,10 +12,10 @@ from msgspec import Meta
 
 from loadgen.errors import TraceError
 from loadgen.workload.files import csv_rows, errors_named, first_line, json_rows
+from shared.bounds import Count
 
 MOONCAKE_BLOCK_TOKENS = 512
 
-Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # finite
 
 

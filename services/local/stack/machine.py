@@ -1,6 +1,7 @@
 """What is in this machine: GPUs, a torch that can use them, and TCP ports."""
 
 import errno
+import os
 import random
 import shutil
 import socket
@@ -39,7 +40,7 @@ def free_port() -> int:
     """One of this host's that nobody listens on now, and that no connection gets as its own end: what is started on it
     again later finds it free. Raises StackError where none is found."""
     for port in random.sample(SERVER_PORTS, k=100):
-        if _bind_error(socket.AF_INET, "127.0.0.1", port) is None:
+        if not _bind_errno(socket.AF_INET, "127.0.0.1", port):
             return port
     raise StackError(f"no free port found between {SERVER_PORTS.start} and {SERVER_PORTS.stop}")
 
@@ -50,16 +51,17 @@ def require_free(host: str, port: int) -> None:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise StackError(f"--host {host}: {error.strerror}") from error
-    failures = [_bind_error(info[0], info[4][0], port) for info in infos]
-    refused = [failure for failure in failures if failure and failure.errno != errno.EADDRNOTAVAIL]
-    why = refused[0] if refused else failures[0] if all(failures) else None  # a name's IPv6 half may be absent
+    failures = [_bind_errno(info[0], info[4][0], port) for info in infos]
+    refused = [failure for failure in failures if failure not in (0, errno.EADDRNOTAVAIL)]
+    why = refused[0] if refused else failures[0] if all(failures) else 0  # a name's IPv6 half may be absent
     if why:
-        raise StackError(f"cannot listen on {host} port {port} ({why.strerror}); choose another with --port")
+        raise StackError(f"cannot listen on {host} port {port} ({os.strerror(why)}); choose another with --port")
 
 
-def _bind_error(family: int, address: str | int, port: int) -> OSError | None:
+def _bind_errno(family: int, address: str | int, port: int) -> int:
+    """0 where one can listen there."""
     try:
         with socket.create_server((str(address), port), family=family):
-            return None
+            return 0
     except OSError as error:
-        return error
+        return error.errno or errno.EINVAL  # whose own text repeats the address

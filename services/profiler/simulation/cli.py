@@ -68,7 +68,9 @@ class ExecutorOptions:
         bool,
         typer.Option("--interrupt/--no-interrupt", help="A step without online requests stops when one comes."),
     ] = True
-    noise: Annotated[float, typer.Option(min=0.0, help="Sigma of a lognormal factor on each step's time.")] = 0.0
+    noise: Annotated[
+        float, typer.Option(min=0.0, max=10.0, help="Sigma of a lognormal factor on each step's time.")
+    ] = 0.0
     overlaps: Annotated[
         bool,
         typer.Option(

@@ -154,6 +154,7 @@ def test_no_context_caps_nothing() -> None:
         ({"start_s": -5.0}, "--start must not be negative"),
         ({"start_s": float("inf")}, "--start must not be negative"),
         ({"rate_scale": -1.0}, "--rate-scale must be above 0"),
+        ({"length_scale": 1e308}, r"--length-scale must be above 0 and no more than 1e\+12, not 1e\+308"),
         ({"qps": 1.0, "rate_scale": 1.0}, "--qps and --rate-scale"),
     ],
 )
@@ -165,3 +166,9 @@ def test_bad_scaling_is_named(options: dict[str, float], message: str) -> None:
 def test_an_empty_window_is_an_error() -> None:
     with pytest.raises(WorkloadError, match="no request in the 60 s from 5000 s"):
         Scaling(start_s=5000).apply(STEADY)
+
+
+@pytest.mark.parametrize("options", [{"qps": 1e6}, {"qps": 1e12, "duration_s": 1e12}, {"rate_scale": 1e12}])
+def test_a_rate_of_more_requests_than_memory_holds_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(WorkloadError, match=r"the rate asks for .* requests: 1e\+07 are the most"):
+        Scaling(**options).apply(STEADY)

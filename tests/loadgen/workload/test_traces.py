@@ -72,6 +72,7 @@ def test_mooncake_reads_milliseconds_and_blocks(tmp_path: Path) -> None:
         (AZURE + "yesterday,1,2\r\n", "line 4: TIMESTAMP 'yesterday' is not a time"),
         (AZURE + "2023-11-16 18:15:51.0,many,2\r\n", "line 4: Expected `int`, got `str` - at `$.contexttokens`"),
         (AZURE + "2023-11-16 18:15:51.0,-3,2\r\n", "line 4: Expected `int` >= 0 - at `$.contexttokens`"),
+        (AZURE + f"2023-11-16 18:15:51.0,{10**400},2\r\n", "line 4: Expected `int` <= "),
         (AZURE + "2023-11-16 18:15:51.0,3\r\n", "line 4: 2 fields instead of 3"),
         (AZURE + "2023-11-16 18:15:40.0,3,4\r\n", "line 4: earlier than the line before"),
         (BURSTGPT + "nan,GPT-4,3,4,7,API log\n", "line 5: Expected `float` >= "),

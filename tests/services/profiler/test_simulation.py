@@ -434,6 +434,12 @@ def test_bad_input_is_one_line(trace_file: Path, arguments: list[str], said: str
     assert said in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_noise_beyond_what_a_float_holds_is_refused(trace_file: Path) -> None:
+    done = simulate("--online", str(trace_file), "--noise", "1e10")
+    assert done.exit_code == 2 and "Invalid value for '--noise'" in done.stderr
+    assert simulate("--online", str(trace_file), "--noise", "10").exit_code == 0
+
+
 def test_fairness_lets_the_light_client_in_first() -> None:
     """Many requests at once from few clients: vtc serves those who send little sooner than arrival order does."""
     requests = [TraceRequest(0.0, 800, 20) for _ in range(60)]
