@@ -29,7 +29,8 @@ OPERATION_HEADER = "KV-Operation"  # what is not a put says so here
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """One key's value; ``value`` is None where the key was deleted. ``revision`` is for ``Bucket.update``."""
+    """One key's value; ``value`` is None where the key was deleted, or does not parse. ``revision`` is for
+    ``Bucket.update``."""
 
     key: str
     value: T | None
@@ -52,10 +53,17 @@ class Bucket(Generic[T]):
 
     async def get(self, key: str) -> Entry[T]:
         """Raises NotFoundOnBusError, also where what is there does not parse (another version's)."""
-        entry = self._entry(await self._newest(key))
-        if entry.value is None:
+        entry = await self.find(key)
+        if entry is None or entry.value is None:
             raise NotFoundOnBusError(key)
         return entry
+
+    async def find(self, key: str) -> Entry[T] | None:
+        """None where it has no value; of one that does not parse the ``value`` is None."""
+        try:
+            return self._entry(await self._newest(key))
+        except NotFoundOnBusError:
+            return None
 
     async def has(self, key: str) -> bool:
         """Whether it has a value, also one that does not parse."""

@@ -100,7 +100,7 @@ class Lease:
         while self._revision is None:
             try:
                 is_there, found = await self._look(known)
-                if found is None or found.value is None:
+                if found is None:
                     await self._write(None)
                     return
                 if found.value == self._own:  # stored, though that was not confirmed
@@ -117,7 +117,7 @@ class Lease:
                     await self._write(found.revision)
                     logger.warning("lease taken over", extra={"lease": self._name, "from": str(found.value)})
                     return
-                if is_there:
+                if is_there and found.value is not None:
                     on_held(found.value)
             except BusError as error:  # another one came first, or the bus is away
                 logger.info("lease not taken yet", extra={"lease": self._name, "why": str(error)})
@@ -208,7 +208,8 @@ class Lease:
         return ""
 
     async def _find(self) -> Entry[LeaseHolder] | None:
-        return await _read(self._bucket, self._name)
+        """Also where it does not parse: then nobody can be asked, and it is waited for as for one that is silent."""
+        return await self._bucket.find(self._name)
 
     async def _look(self, known: Entry[LeaseHolder] | None) -> tuple[bool | None, Entry[LeaseHolder] | None]:
         """(whether the known holder is there, what is held by now). None of the first: as ``_ask``, or none is known. A

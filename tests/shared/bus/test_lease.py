@@ -6,7 +6,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from shared.bus import Bus, Entry
-from shared.bus.lease import Lease
+from shared.bus.lease import Lease, is_held
 from shared.clock import SystemClock
 from shared.errors import LeaseLostError
 from shared.protocol import subjects
@@ -68,6 +68,26 @@ async def test_who_dies_is_replaced(bus: Bus, nats_url: str) -> None:
     await gone.take(refuse)
     await other.close()
     await asyncio.wait_for(next_one.take(lambda _: None), 5)
+
+
+async def test_one_that_cannot_be_read_is_taken_once_nobody_renews_it(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version's, or damaged: whether its holder is there cannot be asked."""
+    monkeypatch.setattr("shared.bus.lease.EXPIRY_S", 1.0)
+    leases = await bus.bucket(subjects.LEASES_BUCKET, LeaseHolder)
+    key, lease = f"{leases._prefix}test", Lease(bus, "test", SystemClock())
+    await bus.store_raw(key, b"{}", {})
+    taking = asyncio.create_task(lease.take(refuse))
+    for _ in range(4):
+        await asyncio.sleep(0.5)
+        assert not taking.done()
+        await bus.store_raw(key, b"{}", {})
+    await asyncio.wait_for(taking, 10)
+    assert (await leases.get("test")).value == lease._own
+    assert not await is_held(bus, "other")
+    await bus.store_raw(f"{leases._prefix}other", b"{}", {})
+    assert not await is_held(bus, "other")
 
 
 async def test_who_waits_asks_the_holder_and_not_the_bus(bus: Bus, nats_url: str) -> None:
