@@ -64,8 +64,15 @@ class NaiveDeadline:
                 return
 
     def add_in_time(self, batch: NaiveBatch, request: Request) -> bool:
-        self.hit_time_limit = not batch.add(request)
-        return not self.hit_time_limit
+        """The first whatever it takes."""
+        is_first, limit_ms = not batch.chosen, batch.limit_ms
+        is_added = batch.add(request)
+        if is_first and not is_added:
+            batch.limit_ms = math.inf
+            is_added = batch.add(request)
+            batch.limit_ms = limit_ms
+        self.hit_time_limit = not is_added
+        return is_added
 
     def give_back(self, batch: NaiveBatch) -> None:
         """What online requests took of offline blocks some offline request loses; the others keep theirs."""

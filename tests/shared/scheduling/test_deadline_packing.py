@@ -148,6 +148,16 @@ def test_who_is_late_comes_after_those_that_can_be_saved_and_runs_all_the_same()
     assert tokens(schedule) == {"later": 100, "late": 1}
 
 
+@pytest.mark.parametrize(("num_free", "running"), [(0, {"holds": 1}), (2, {"holds": 1}), (3, {"waits": 20, "off": 1})])
+def test_one_that_waits_for_blocks_keeps_nobody_from_running_who_has_them(
+    num_free: int, running: dict[str, int]
+) -> None:
+    """It would be in time alone. Who holds the blocks takes longer than that, and nothing else would ever free them."""
+    holds, waits = due(make_decode("holds", context=30_001), 150.0), due(make_request("waits", prompt=20), 30.0)
+    table = make_timed_table([holds, waits, make_decode("off", Kind.OFFLINE, context=1)])
+    assert tokens(pack(replace(make_state(table, num_free_blocks=num_free), num_offline_blocks=0))) == running
+
+
 def test_a_late_request_without_blocks_does_not_keep_offline_work_from_running() -> None:
     late = due(make_request("late", prompt=900), -100.0)
     offline = make_decode("off", Kind.OFFLINE, context=100)

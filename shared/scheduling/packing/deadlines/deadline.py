@@ -19,8 +19,9 @@ class DeadlinePacking(OneWayPacking):
     T_min_res is what is left to the most urgent online request that can still meet its deadline: that one is always in
     the batch, and the batch takes no longer. A request that is too late cannot be saved and bounds nobody: it comes
     after all that can be, and while one is, no offline request adds to its lateness. So some online request always
-    runs, and where all are late the step is bounded by its tokens alone. What is urgent changes with every arrival and
-    every millisecond, so a plan is packed anew.
+    runs, and where all are late the step is bounded by its tokens alone. Where the most urgent one waits for blocks and
+    nobody fits the time that is left to it, the first that has blocks runs all the same: nothing else would free any.
+    What is urgent changes with every arrival and every millisecond, so a plan is packed anew.
     """
 
     uses_time = True
@@ -77,8 +78,9 @@ class _OnlinePart:
             self.packed.append(timed)
 
     def _add(self, request: Request) -> bool:
-        """One that has the blocks."""
-        self.hit_time_limit = not self._builder.try_add(request, bounded=True)
+        """One that has the blocks; the first that is added whatever it takes."""
+        is_added = self._builder.try_add(request, bounded=True)
+        self.hit_time_limit = not (is_added or (not self.packed and self._builder.try_add(request, bounded=False)))
         return not self.hit_time_limit
 
     def _may_have_blocks(self, timed: Timed) -> bool:
