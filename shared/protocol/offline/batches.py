@@ -56,7 +56,7 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """There is no reasoning apart from the output."""
+    """What a model thinks is output as any other, and not counted apart."""
 
     reasoning_tokens: int = 0
 
