@@ -143,6 +143,7 @@ class ExecutorDesk:
             if message.epoch == info.epoch:
                 attached.is_to_tell, attached.has_spoken = False, True
                 attached.lost.clear()
+                self._hear_of(attached)
             self._due.on_word(info.executor_id)
             if abort is not None:
                 await self._bus.publish_or_drop(subjects.inbox(info.executor_id), abort)
@@ -191,10 +192,9 @@ class ExecutorDesk:
             await self._on_registration(Entry(info.executor_id, info, 0))
             attached = self._attached.get(info.executor_id)
         if attached is not None and attached.scheduler.info.epoch == info.epoch:
-            attached.seen_s = self._clock.monotonic_s()
-            was_silent, attached.is_silent = attached.is_silent, False
+            self._hear_of(attached)
             was_taking, attached.scheduler.takes_requests = attached.scheduler.takes_requests, not heartbeat.draining
-            if attached.update(info) or was_taking == heartbeat.draining or was_silent:
+            if attached.update(info) or was_taking == heartbeat.draining:
                 self._due.on_work()
             self._compare(attached, heartbeat)
 
@@ -206,6 +206,14 @@ class ExecutorDesk:
         attached.has_spoken = attached.was_asked = False
         if attached.is_to_tell or attached.scheduler.needs_cache:
             self._has_gap.set()
+
+    def _hear_of(self, attached: Attached) -> None:
+        """By a step as by a heartbeat: who holds something by its own word is taken for silent again, or it would hold
+        that for ever."""
+        attached.seen_s = self._clock.monotonic_s()
+        if attached.is_silent:
+            attached.is_silent = False
+            self._due.on_work()
 
     async def _on_taken(self, taken: Taken) -> None:
         if not self._attached.move(taken, self._pool):
