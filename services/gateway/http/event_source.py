@@ -53,9 +53,10 @@ class EventSource(Streamed):
             await super().stream_response(send)
             return
         line = _Line(send)
-        async with asyncio.TaskGroup() as tasks:
-            commenting = tasks.create_task(line.comment(self._comment_s))
+        commenting = asyncio.get_running_loop().create_task(line.comment(self._comment_s))
+        try:
             await super().stream_response(line.send)
+        finally:
             commenting.cancel()
 
 
