@@ -42,7 +42,7 @@ async def stream_to_one_who_leaves(comment_s: float) -> None:
 
 @pytest.mark.parametrize("comment_s", [0.0, 15.0])
 async def test_of_a_stream_that_was_left_nothing_waits_for_a_collection(comment_s: float) -> None:
-    """One that is in a circle keeps what was not written, some 64 KB, until all of the process's memory is looked at."""
+    """One that is in a circle keeps what was not written, some 64 KB, until all memory is looked at."""
     await stream_to_one_who_leaves(comment_s)
     gc.collect()
     gc.disable()
