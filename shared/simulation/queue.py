@@ -6,7 +6,7 @@ from shared.offline_queue.offline_pool import OfflinePool, Packed
 from shared.offline_queue.scheduler import Scheduler, why_never_held_by_any
 from shared.protocol.handover import Taken
 from shared.protocol.requests import AbortRequests, GenerateRequest
-from shared.protocol.sampling import ENDS_WELL
+from shared.protocol.sampling import ENDS_WELL, FinishReason
 from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.outputs import Ended
 from shared.scheduling.orders.offline.fair_share import FairShare
@@ -70,7 +70,10 @@ class VirtualQueue:
             self._schedulers[taker].took(taken.request_id)
 
     def on_result(self, ended: Ended) -> None:
-        """It is durable, here before the step message that tells of its end."""
+        """It is durable, here before the step message that tells of its end. What was aborted has none, and waits
+        again once nobody holds it."""
+        if ended.finish_reason is FinishReason.ABORT:
+            return
         request_id = ended.sequence.request_id
         if ended.finish_reason in ENDS_WELL:
             self.pool.learn(request_id, ended.sequence.num_output_tokens)

@@ -74,12 +74,12 @@ async def test_one_that_cannot_be_read_is_taken_once_nobody_renews_it(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version's, or damaged: whether its holder is there cannot be asked."""
-    monkeypatch.setattr("shared.bus.lease.EXPIRY_S", 1.0)
+    monkeypatch.setattr("shared.bus.lease.EXPIRY_S", 2.0)
     leases = await bus.bucket(subjects.LEASES_BUCKET, LeaseHolder)
     key, lease = f"{leases._prefix}test", Lease(bus, "test", SystemClock())
     await bus.store_raw(key, b"{}", {})
     taking = asyncio.create_task(lease.take(refuse))
-    for _ in range(4):
+    for _ in range(6):
         await asyncio.sleep(0.5)
         assert not taking.done()
         await bus.store_raw(key, b"{}", {})
